@@ -1,0 +1,100 @@
+"""What every compressor does for one bucket.
+
+The life of a bucket in one step::
+
+    add(i, gradient)        each tensor as soon as its gradient is ready (compute stream)
+    agree(maximum)          what the ranks must share before encoding (TernGrad's scalers)
+    encode() -> message     flat tensors, this rank's contribution
+    ... an aggregation of comm_plan.collectives moves and combines messages ...
+    decode(messages)        a list of one summed message, or one message from every rank
+    write(i, out)           the mean over ranks of tensor i
+
+Whatever a compressor remembers from step to step is kept per tensor in ``state``, so
+that a checkpoint, or another plan, can carry it on by parameter name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Message = tuple["torch.Tensor", ...]
+"""Flat tensors; how many and of which dtypes is fixed for a compressor."""
+
+RESIDUAL = "residual"
+"""The state that error feedback keeps: gradient that was not sent yet."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in a bucket."""
+
+    name: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a compressor may know of the run.
+
+    ``seed`` differs from rank to rank; random numbers of a step come from
+    ``(seed, step, slot)`` alone, so that a resumed run draws the same.
+    """
+
+    world_size: int
+    rank: int
+    device: torch.device
+    seed: int = 0
+
+
+class Compressor(ABC):
+    """Compresses the gradients of one bucket.
+
+    Args:
+        slots: the bucket's tensors, in order.
+        context: the run.
+
+    Attributes:
+        state: for every remembered quantity one flat float32 tensor per slot.
+        step: number of the current step, from 0; the engine sets it.
+    """
+
+    dtypes: tuple[str, ...] = ("float32",)
+    """Gradient dtypes that the compressor takes."""
+
+    def __init__(self, slots: Sequence[Slot], context: Context) -> None:
+        self.slots = tuple(slots)
+        self.context = context
+        self.state: dict[str, list[torch.Tensor]] = {}
+        self.step = 0
+
+    @abstractmethod
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        """Take the flat gradient [numel] of tensor ``index``; it is only read."""
+
+    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:  # noqa: B027
+        """Share what must be equal on all ranks.
+
+        Args:
+            maximum: replaces a tensor by its element-wise maximum over the ranks.
+        """
+
+    @abstractmethod
+    def encode(self) -> Message:
+        """Return this rank's contribution."""
+
+    @abstractmethod
+    def decode(self, messages: Sequence[Message]) -> None:
+        """Take the summed message (one) or every rank's message, by rank."""
+
+    @abstractmethod
+    def write(self, index: int, out: torch.Tensor) -> None:
+        """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
+
+    def undo(self) -> None:  # noqa: B027
+        """Take back what :meth:`encode` sent: the step is skipped on all ranks."""

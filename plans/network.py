@@ -1,0 +1,104 @@
+"""The network: what each collective costs on one cluster, over message sizes."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from comm_plan.plans.document import Document, Nbytes, Seconds, Value
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+COLLECTIVES = (
+    "allreduce",
+    "allgather",
+    "reduce_scatter",
+    "broadcast",
+    "point_to_point",
+    "gtopk",
+)
+"""Names that a network document may hold.
+
+``nbytes`` is the full buffer on a rank: all-reduce, broadcast and point to point: the
+message; all-gather: the gathered total; reduce-scatter: the input; gTop-k: the k values
+and k indices that one rank contributes.
+"""
+
+
+class Sample(Value):
+    """Raw timings of one collective at one size, over ``iterations`` repetitions."""
+
+    nbytes: Nbytes
+    median_s: PositiveSeconds
+    min_s: PositiveSeconds
+    p95_s: PositiveSeconds
+    iterations: Annotated[int, Field(gt=0)]
+
+
+class Segment(Value):
+    """One line of a piecewise affine cost, valid from ``from_nbytes`` on."""
+
+    from_nbytes: Nbytes
+    alpha_s: Seconds
+    beta_s_per_byte: Seconds
+
+
+class Fit(Value):
+    """A piecewise affine cost: ``alpha_s + beta_s_per_byte * nbytes`` by segment."""
+
+    segments: Annotated[tuple[Segment, ...], Field(min_length=1)]
+    median_error: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        starts = [segment.from_nbytes for segment in self.segments]
+        if starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+            raise ValueError(
+                f"segments start at {starts}: the first must start at 0 and each "
+                "later one above the one before"
+            )
+        return self
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the fitted cost of a message of ``nbytes`` bytes."""
+        segment = next(s for s in reversed(self.segments) if s.from_nbytes <= nbytes)
+        return segment.alpha_s + segment.beta_s_per_byte * nbytes
+
+
+class CollectiveCost(Value):
+    """Samples and fit of one collective; either may be absent, not both."""
+
+    samples: tuple[Sample, ...] = ()
+    fit: Fit | None = None
+    sync: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.samples and self.fit is None:
+            raise ValueError("neither samples nor fit: measure, or give one segment")
+        sizes = [sample.nbytes for sample in self.samples]
+        if any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+            raise ValueError(f"samples are not sorted by nbytes: {sizes}")
+        return self
+
+
+class Network(Document):
+    """Costs of the collectives that were measured on a cluster of ``world_size``."""
+
+    SCHEMA: ClassVar[str] = "comm-plan/network"
+
+    backend: str
+    world_size: Annotated[int, Field(gt=0)]
+    hosts: tuple[str, ...] = ()
+    collectives: dict[str, CollectiveCost]
+    environment: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.collectives:
+            if name not in COLLECTIVES:
+                known = ", ".join(COLLECTIVES)
+                raise ValueError(f"collective {name!r} is none of {known}")
+        return self

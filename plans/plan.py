@@ -1,0 +1,121 @@
+"""The plan: which gradients travel together, how compressed, by which collective."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from comm_plan.plans.compression import (
+    COLLECTIVES_OF,
+    CompressorSpec,
+    Dense,
+    TernGrad,
+    TopK,
+)
+from comm_plan.plans.document import Document, Seconds, Value
+
+MAX_INT8_RANKS = 127
+
+
+class Bucket(Value):
+    """Tensors that are sent together, in ready order."""
+
+    tensors: Annotated[tuple[str, ...], Field(min_length=1)]
+    compressor: CompressorSpec = Dense()
+    collective: str = "allreduce"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        allowed = COLLECTIVES_OF[self.compressor.kind]
+        if self.collective not in allowed:
+            raise ValueError(
+                f"compressor {self.compressor.kind} cannot use collective "
+                f"{self.collective!r}: use {' or '.join(allowed)}"
+            )
+        if isinstance(self.compressor, TopK) and isinstance(
+            self.compressor.density, tuple
+        ):
+            given = len(self.compressor.density)
+            if given != len(self.tensors):
+                raise ValueError(
+                    f"{given} densities for {len(self.tensors)} tensors: give one for "
+                    "each, in order"
+                )
+        return self
+
+
+class PlannedModel(Value):
+    """The model that a plan is for."""
+
+    name: str
+    fingerprint: str
+
+
+class Predicted(Value):
+    """What the schedule model says of the plan.
+
+    ``baselines`` maps the name of another solver to its predicted ``iteration_s``.
+    ``extrapolated_from`` is the measured world size when the plan is for another one.
+    """
+
+    iteration_s: Seconds
+    exposed_s: Seconds
+    lower_bound_s: Seconds
+    baselines: dict[str, Seconds] = {}
+    extrapolated_from: int | None = None
+
+
+class Inputs(Value):
+    """Which profile and network the plan was computed from."""
+
+    profile_sha256: str
+    network_sha256: str
+
+
+class Plan(Document):
+    """Buckets in launch order, every trainable tensor of the model in exactly one."""
+
+    SCHEMA: ClassVar[str] = "comm-plan/plan"
+
+    solver: str
+    model: PlannedModel
+    world_size: Annotated[int, Field(gt=0)]
+    backend: str
+    buckets: Annotated[tuple[Bucket, ...], Field(min_length=1)]
+    predicted: Predicted | None = None
+    inputs: Inputs | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        seen: set[str] = set()
+        for bucket in self.buckets:
+            for name in bucket.tensors:
+                if name in seen:
+                    raise ValueError(f"tensor {name} is in the plan twice")
+                seen.add(name)
+            if (
+                isinstance(bucket.compressor, TernGrad)
+                and bucket.collective == "allreduce"
+                and self.world_size > MAX_INT8_RANKS
+            ):
+                raise ValueError(
+                    f"terngrad by allreduce counts in int8, at most {MAX_INT8_RANKS} "
+                    f"ranks; this plan has {self.world_size}: use allgather"
+                )
+        return self
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no bucket is compressed."""
+        return all(bucket.compressor.kind == "dense" for bucket in self.buckets)
+
+
+def load_plan(path: str) -> Plan:
+    """Read the plan in the file at ``path``.
+
+    Raises:
+        DocumentError: the file is missing or no valid plan.
+    """
+    return Plan.load(path)

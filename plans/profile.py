@@ -1,0 +1,149 @@
+"""The profile: what one model costs on one device, without communication."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from comm_plan.plans.document import Document, Numel, Seconds, Value
+
+DTYPE_NBYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def fingerprint(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> str:
+    """Return the fingerprint of a model: what a plan for it depends on.
+
+    Args:
+        tensors: name, shape and dtype (such as ``float32``) of each trainable
+            parameter, in any order.
+
+    Returns:
+        ``sha256:`` and 64 hexadecimal digits.
+    """
+    lines = sorted(f"{name} {list(shape)} {dtype}" for name, shape, dtype in tensors)
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class Model(Value):
+    """Which model: its name, its fingerprint, and its number of trainable numbers."""
+
+    name: str
+    fingerprint: str
+    parameters: Annotated[int, Field(gt=0)]
+
+
+class Device(Value):
+    """Where the profile was measured: ``cpu`` or ``cuda``, and the device's name."""
+
+    type: str
+    name: str
+
+
+class TensorTiming(Value):
+    """One parameter tensor and when its gradient is ready.
+
+    ``ready_s`` counts from the start of backward.
+    """
+
+    name: str
+    layer: str
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    numel: Annotated[int, Field(gt=0)]
+    dtype: str
+    ready_s: Seconds
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the gradient in bytes."""
+        return self.numel * DTYPE_NBYTES[self.dtype]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if math.prod(self.shape) != self.numel:
+            raise ValueError(
+                f"numel {self.numel} of tensor {self.name} is not the product of its "
+                f"shape {list(self.shape)}"
+            )
+        if self.dtype not in DTYPE_NBYTES:
+            known = ", ".join(DTYPE_NBYTES)
+            raise ValueError(
+                f"dtype {self.dtype!r} of tensor {self.name} is none of {known}"
+            )
+        return self
+
+
+class CompressionCost(Value):
+    """What one compressor costs on the profiled device at one size and density.
+
+    ``compress_s``: add the gradient to the state, select or quantise, encode.
+    ``decompress_s``: decode one rank's message into the averaged gradient.
+    ``density`` is 1 for compressors that send every element.
+    """
+
+    numel: Numel
+    density: Annotated[float, Field(gt=0, le=1)] = 1.0
+    compress_s: Seconds
+    decompress_s: Seconds
+
+
+class Spread(Value):
+    """5th and 95th percentiles of a measured time over the iterations."""
+
+    p05_s: Seconds
+    p95_s: Seconds
+
+
+class UnderCommunication(Value):
+    """The same model while a dummy all-reduce runs all the time beside it."""
+
+    world_size: Annotated[int, Field(gt=1)]
+    forward_s: Seconds
+    backward_s: Seconds
+    slowdown: Annotated[float, Field(gt=0)]
+
+
+class Profile(Document):
+    """Times and sizes of a model's gradients, in the order in which they get ready."""
+
+    SCHEMA: ClassVar[str] = "comm-plan/profile"
+
+    model: Model
+    device: Device
+    environment: dict[str, str] = {}
+    batch_size: Annotated[int, Field(gt=0)]
+    forward_s: Seconds
+    backward_s: Seconds
+    update_s: Seconds
+    tensors: Annotated[tuple[TensorTiming, ...], Field(min_length=1)]
+    compression: dict[str, tuple[CompressionCost, ...]] = {}
+    iterations: Annotated[int, Field(gt=0)] | None = None
+    forward_spread: Spread | None = None
+    backward_spread: Spread | None = None
+    under_communication: UnderCommunication | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) < len(names):
+            doubled = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"tensor {doubled} is listed twice")
+        previous = self.tensors[0]
+        for tensor in self.tensors[1:]:
+            if tensor.ready_s < previous.ready_s:
+                raise ValueError(
+                    f"tensors are not in ready order: {tensor.name} is ready at "
+                    f"{tensor.ready_s} s, {previous.name} before it at "
+                    f"{previous.ready_s} s: sort them by ready_s"
+                )
+            previous = tensor
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all gradients in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors)
