@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -56,26 +56,51 @@ class Compressor(ABC):
     """Compresses the gradients of one bucket.
 
     Args:
+        spec: the bucket's spec in the plan.
+        collective: the bucket's collective: TernGrad sends int8 to be summed by
+            ``allreduce`` and packed trits by ``allgather``.
         slots: the bucket's tensors, in order.
         context: the run.
 
     Attributes:
         state: for every remembered quantity one flat float32 tensor per slot.
         step: number of the current step, from 0; the engine sets it.
+        density_floor: sparse methods send at least this share of a tensor; the engine
+            raises it during density warm-up.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
     """Gradient dtypes that the compressor takes."""
 
-    def __init__(self, slots: Sequence[Slot], context: Context) -> None:
+    needs_second_moments = False
+    """Whether :meth:`add` wants the per-sample second moments (VGC)."""
+
+    def __init__(
+        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        self.spec = spec
+        self.collective = collective
         self.slots = tuple(slots)
         self.context = context
         self.state: dict[str, list[torch.Tensor]] = {}
         self.step = 0
+        self.density_floor = 0.0
 
     @abstractmethod
-    def add(self, index: int, gradient: torch.Tensor) -> None:
-        """Take the flat gradient [numel] of tensor ``index``; it is only read."""
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Take the gradient of tensor ``index``; it is only read.
+
+        Args:
+            index: which slot.
+            gradient: [numel], flat; the mean over this rank's samples.
+            second_moment: [numel], ``sum_z (g_z / |B|)^2`` over this rank's samples z;
+                given if ``needs_second_moments``.
+        """
 
     def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:  # noqa: B027
         """Share what must be equal on all ranks.
