@@ -72,6 +72,9 @@ class Compressor(ABC):
     dtypes: tuple[str, ...] = ("float32",)
     """Gradient dtypes that the compressor takes."""
 
+    linear = False
+    """Whether messages are summed as plain numbers: inf or NaN reaches every rank."""
+
     needs_second_moments = False
     """Whether :meth:`add` wants the per-sample second moments (VGC)."""
 

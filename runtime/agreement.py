@@ -1,0 +1,122 @@
+"""Before the first step: plan, model and all ranks must fit together.
+
+The checks name the first difference and its remedy; nothing is communicated under a
+plan that any rank could read differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from comm_plan.collectives.transport import Transport
+from comm_plan.compressors import compressor_class
+from comm_plan.errors import MismatchError
+from comm_plan.plans import Plan, fingerprint
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients, tied weights once, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return ``float32`` for ``torch.float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Return the fingerprint of ``model`` (see :func:`comm_plan.plans.fingerprint`)."""
+    return fingerprint(
+        (name, tuple(p.shape), dtype_name(p)) for name, p in trainable(model).items()
+    )
+
+
+def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
+    """Check that ``plan`` can be executed for ``model`` by ``world_size`` ranks.
+
+    Raises:
+        MismatchError: another world size; a tensor that is missing in the plan or in
+            the model; other shapes or dtypes; a bucket of mixed dtypes; a compressor
+            that cannot take a tensor's dtype.
+    """
+    if plan.world_size != world_size:
+        raise MismatchError(
+            f"plan has world_size {plan.world_size}, this run has {world_size}: solve "
+            f"again with --world-size {world_size}"
+        )
+    parameters = trainable(model)
+    _check_names(plan, parameters)
+    found = model_fingerprint(model)
+    if plan.model.fingerprint != found:
+        raise MismatchError(
+            f"plan is for model {plan.model.name} ({plan.model.fingerprint[:19]}), this "
+            f"model has the same names but other shapes or dtypes ({found[:19]}): "
+            "profile it and solve again"
+        )
+    for bucket in plan.buckets:
+        _check_dtypes(bucket.tensors, bucket.compressor.kind, parameters)
+
+
+def check_ranks(plan: Plan, model: nn.Module, transport: Transport) -> None:
+    """Check that all ranks hold the same plan and the same parameters.
+
+    Raises:
+        MismatchError: on every rank, naming the first difference to rank 0.
+    """
+    mine = {
+        name: f"shape {list(p.shape)}, {dtype_name(p)}"
+        for name, p in trainable(model).items()
+    }
+    everyone = transport.gather_objects((plan.sha256, mine))
+    first_plan, first = everyone[0]
+    for rank, (sha256, parameters) in enumerate(everyone):
+        if sha256 != first_plan:
+            raise MismatchError(
+                f"rank {rank} has plan {sha256[:12]}, rank 0 has {first_plan[:12]}: "
+                "give every rank the same plan file"
+            )
+        for name in [*first, *parameters]:
+            here, there = first.get(name, "absent"), parameters.get(name, "absent")
+            if here != there:
+                raise MismatchError(
+                    f"parameter {name} on rank {rank}: {there}; on rank 0: {here}: "
+                    "build the same model on every rank"
+                )
+
+
+def _check_names(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:
+    planned = {name for bucket in plan.buckets for name in bucket.tensors}
+    for name in parameters:
+        if name not in planned:
+            raise MismatchError(
+                f"tensor {name} of the model is missing in the plan for "
+                f"{plan.model.name}: profile this model and solve again"
+            )
+    for name in planned:
+        if name not in parameters:
+            raise MismatchError(
+                f"tensor {name} of the plan for {plan.model.name} is no trainable "
+                "parameter of this model: profile this model and solve again"
+            )
+
+
+def _check_dtypes(
+    names: tuple[str, ...], kind: str, parameters: Mapping[str, nn.Parameter]
+) -> None:
+    accepted = compressor_class(kind).dtypes
+    first = dtype_name(parameters[names[0]])
+    for name in names:
+        dtype = dtype_name(parameters[name])
+        if dtype not in accepted:
+            raise MismatchError(
+                f"compressor {kind} cannot take tensor {name} of dtype {dtype}: it "
+                f"takes {', '.join(accepted)}; keep the tensor dense"
+            )
+        if dtype != first:
+            raise MismatchError(
+                f"tensors {names[0]} ({first}) and {name} ({dtype}) share a bucket: a "
+                "bucket has one dtype"
+            )

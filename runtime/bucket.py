@@ -1,0 +1,176 @@
+"""One bucket of a plan at run time: collects gradients, exchanges, hands back means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from comm_plan.collectives.aggregate import aggregate
+from comm_plan.collectives.transport import Transport
+from comm_plan.compressors import build
+from comm_plan.compressors.base import RESIDUAL, Context, Slot
+from comm_plan.compressors.dense import DenseCompressor
+from comm_plan.plans import Bucket as PlannedBucket
+
+
+class Bucket:
+    """The gradients of one bucket through one step.
+
+    Args:
+        planned: the bucket in the plan.
+        parameters: its parameters, in order.
+        context: the run.
+
+    Attributes:
+        compressor: what stands between the gradients and the wire.
+        used: for each parameter whether it got a gradient in this step.
+        sent_nbytes: bytes that this rank handed to the transport in the last exchange.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedBucket,
+        parameters: Sequence[nn.Parameter],
+        context: Context,
+    ) -> None:
+        self.planned = planned
+        self.parameters = tuple(parameters)
+        slots = [
+            Slot(name, parameter.numel())
+            for name, parameter in zip(planned.tensors, parameters, strict=True)
+        ]
+        self.compressor = build(planned.compressor, planned.collective, slots, context)
+        self.used = [False] * len(slots)
+        self.sent_nbytes = 0
+        self._carried: dict[int, torch.Tensor] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every gradient of the step is here."""
+        return all(self.used)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Size of the bucket's gradients."""
+        return sum(p.numel() * p.element_size() for p in self.parameters)
+
+    def begin(self, step: int, density_floor: float) -> None:
+        """Forget the last step's gradients."""
+        self.used = [False] * len(self.parameters)
+        self.compressor.step = step
+        self.compressor.density_floor = density_floor
+
+    def add(
+        self, index: int, second_moment: torch.Tensor | None, finite: bool
+    ) -> None:
+        """Take parameter ``index``'s ``.grad``; as zero if it is not ``finite``."""
+        gradient = self.parameters[index].grad
+        assert gradient is not None
+        self.used[index] = True
+        self._add(index, gradient.detach().flatten(), second_moment, finite)
+
+    def add_missing(self) -> None:
+        """Contribute zero for every parameter that got no gradient."""
+        for index, parameter in enumerate(self.parameters):
+            if not self.used[index]:
+                zero = torch.zeros_like(parameter.detach()).flatten()
+                self._add(index, zero, torch.zeros_like(zero), finite=True)
+
+    def exchange(self, transport: Transport) -> None:
+        """Combine this rank's message with everyone's (communication thread)."""
+        self.sent_nbytes = aggregate(
+            transport, self.compressor, self.planned.collective
+        )
+
+    def write(self, index: int) -> None:
+        """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
+        parameter = self.parameters[index]
+        if isinstance(self.compressor, DenseCompressor):
+            self._hand_out(parameter, self.compressor.view(index))
+            return
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(
+                parameter, memory_format=torch.contiguous_format
+            )
+        if parameter.grad.is_contiguous():
+            self.compressor.write(index, parameter.grad.view(-1))
+            return
+        mean = torch.empty(parameter.numel(), dtype=parameter.dtype)
+        mean = mean.to(parameter.device)
+        self.compressor.write(index, mean)
+        parameter.grad.copy_(mean.view(parameter.shape))
+
+    def is_finite(self) -> bool:
+        """Return whether no written mean holds inf or NaN."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        return all(is_finite(gradient) for gradient in gradients)
+
+    def refuse(self, fill: float | None) -> None:
+        """Replace every mean by ``fill``, or by no gradient at all."""
+        for parameter in self.parameters:
+            if fill is None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(fill)
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what the compressor remembers: parameter name -> quantity -> tensor."""
+        states: dict[str, dict[str, torch.Tensor]] = {}
+        for index, slot in enumerate(self.compressor.slots):
+            mine = {k: v[index] for k, v in self.compressor.state.items()}
+            if index in self._carried:
+                mine[RESIDUAL] = self._carried[index]
+            if mine:
+                states[slot.name] = mine
+        return states
+
+    def load_state(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Take over what was remembered, also under another plan.
+
+        A residual that this bucket's compressor has no place for is not lost: it is
+        added to the next gradient.
+        """
+        for index, slot in enumerate(self.compressor.slots):
+            given = states.get(slot.name, {})
+            for quantity, tensors in self.compressor.state.items():
+                if quantity in given:
+                    tensors[index].copy_(given[quantity])
+            if RESIDUAL in given and RESIDUAL not in self.compressor.state:
+                self._carried[index] = given[RESIDUAL].clone()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals by ``factor``: the loss scale has changed."""
+        for tensor in [*self.compressor.state.get(RESIDUAL, ()), *self._carried.values()]:
+            tensor.mul_(factor)
+
+    def _add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None,
+        finite: bool,
+    ) -> None:
+        if not finite:
+            gradient = torch.zeros_like(gradient)
+            second_moment = torch.zeros_like(gradient)
+        if index in self._carried:
+            carried = self._carried.pop(index).to(gradient.device, gradient.dtype)
+            gradient = gradient + carried
+        self.compressor.add(index, gradient, second_moment)
+
+    @staticmethod
+    def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:
+        """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_contiguous():
+            gradient.copy_(mean.view(parameter.shape))
+        elif gradient is None or gradient.data_ptr() != mean.data_ptr():
+            parameter.grad = mean.view(parameter.shape)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` holds neither inf nor NaN, in one pass if it does not."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
