@@ -1,0 +1,71 @@
+"""What a workload is: a model, its optimizer, its data and its loss, ready to run.
+
+The profiler and the trainer take the same value. Nothing in it knows of plans or of
+communication: a rank asks for its own shard of the data, and that is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from comm_plan.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Batch = Any
+"""Whatever ``batches`` yields and ``loss`` takes; the built-in ones use pairs."""
+
+MakeOptimizer = Callable[[Iterable["nn.Parameter"]], "torch.optim.Optimizer"]
+Batches = Callable[[int, int, int, int], Iterator[Batch]]
+Loss = Callable[["nn.Module", Batch], "torch.Tensor"]
+Evaluate = Callable[["nn.Module"], "tuple[str, float] | None"]
+
+
+def no_evaluation(model: nn.Module) -> None:
+    """Evaluate nothing: the workload has no held-out data."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with all that is needed to train it.
+
+    Attributes:
+        name: what profiles and run records call it.
+        model: on the CPU, with the same initial parameters on every rank.
+        optimizer: makes the optimizer from ``model.parameters()``.
+        batch_size: samples in a batch of one rank.
+        batches: ``batches(rank, world_size, epoch, seed)`` yields the rank's batches
+            of one epoch, on the CPU. The shards of the ranks are disjoint, all have
+            the same number of batches, and equal arguments give equal batches.
+        loss: ``loss(model, batch)`` runs the forward pass and returns the mean loss as
+            a scalar; it moves the batch to the model's device itself.
+        evaluate: ``evaluate(model)`` returns a metric's name and its value on held-out
+            data, such as ``("accuracy", 0.98)``, or None where there are none.
+        epochs: how many to train unless told otherwise.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: MakeOptimizer
+    batch_size: int
+    batches: Batches
+    loss: Loss
+    evaluate: Evaluate = no_evaluation
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        """Check what a caller can get wrong.
+
+        Raises:
+            WorkloadError: ``batch_size`` or ``epochs`` is below 1.
+        """
+        for field in ("batch_size", "epochs"):
+            if getattr(self, field) < 1:
+                raise WorkloadError(
+                    f"workload {self.name} has {field} {getattr(self, field)}: "
+                    "give 1 or more"
+                )
