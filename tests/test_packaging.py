@@ -1,0 +1,54 @@
+"""The package list in pyproject.toml is written by hand; it must be complete."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOT_SHIPPED = {"tests", "benchmarks", "docs", "build"}
+
+
+def packages_in_folders():
+    found = {"comm_plan"}
+    for init in ROOT.rglob("__init__.py"):
+        parts = init.parent.relative_to(ROOT).parts
+        if parts and parts[0] not in NOT_SHIPPED and not parts[0].startswith("."):
+            found.add(".".join(("comm_plan", *parts)))
+    return found
+
+
+def packages_in_pyproject():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^packages = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    return set(re.findall(r'"([\w.]+)"', listed[1]))
+
+
+def test_every_folder_with_modules_is_packaged():
+    assert packages_in_pyproject() == packages_in_folders()
+
+
+def test_every_folder_with_modules_has_an_init():
+    for module in ROOT.rglob("*.py"):
+        parts = module.relative_to(ROOT).parts
+        if parts[0] in NOT_SHIPPED or parts[0].startswith("."):
+            continue
+        assert (module.parent / "__init__.py").exists(), module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "comm_plan",
+        "comm_plan.cli",
+        "comm_plan.plans",
+        "comm_plan.planner",
+        "comm_plan.collectives.costs",
+        "comm_plan.compressors",
+    ],
+)
+def test_planning_needs_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
