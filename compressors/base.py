@@ -78,6 +78,9 @@ class Compressor(ABC):
     needs_second_moments = False
     """Whether :meth:`add` wants the per-sample second moments (VGC)."""
 
+    variable_length: bool = False
+    """Whether the lengths of a message's tensors depend on the data of the rank."""
+
     def __init__(
         self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:

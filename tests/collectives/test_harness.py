@@ -1,0 +1,47 @@
+"""The ranks that other tests trust: they answer in order, and never hang."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comm_plan.errors import CollectiveError
+from comm_plan.tests.harness import run_ranks
+
+
+def test_results_come_in_rank_order():
+    assert run_ranks(9, lambda t: (t.rank, t.world_size)) == [(r, 9) for r in range(9)]
+
+
+def test_the_first_failure_reaches_the_caller_and_frees_the_others():
+    def fail_on_two(transport):
+        if transport.rank == 2:
+            raise KeyError("rank 2")
+        other = transport.duplicate() if transport.world_size == 1 else transport
+        other.barrier()
+
+    with pytest.raises(KeyError, match="rank 2"):
+        run_ranks(4, fail_on_two)
+
+
+def test_a_failure_frees_those_who_wait_on_a_duplicate_or_a_receive():
+    def fail_late(transport):
+        duplicate = transport.duplicate()
+        if transport.rank == 0:
+            raise KeyError("rank 0")
+        if transport.rank == 1:
+            duplicate.barrier()
+        transport.receive(torch.empty(1), 0)
+
+    with pytest.raises(KeyError, match="rank 0"):
+        run_ranks(3, fail_late)
+
+
+def test_calls_that_do_not_match_are_refused():
+    with pytest.raises(CollectiveError, match="disagree"):
+        run_ranks(2, lambda t: t.all_gather(torch.zeros(1 + t.rank)))
+
+
+def test_an_int8_sum_that_overflows_is_refused():
+    with pytest.raises(CollectiveError, match="int8"):
+        run_ranks(2, lambda t: t.all_reduce(torch.tensor([100], dtype=torch.int8)))
