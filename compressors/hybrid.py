@@ -1,0 +1,61 @@
+"""Hybrid: variance-based and Strom together (VGC paper, section 4.5, figure 2).
+
+An element is sent when both agree: ``|r| > tau`` (Strom) and ``r^2 > alpha * v`` (VGC,
+eq. 3). What is sent is ``S = sign(r) * tau``, and as only a part of r is gone, only a
+part of v goes with it::
+
+    r -= S
+    v  = max(v - 2 |r_before| tau + tau^2, 0)
+
+as (g - S)^2 = g^2 - 2 g S + S^2 would do for a single sample.
+
+The message is the same as Strom's.
+
+Differences from the paper: v decays by zeta at every step as in section 4.4, also for
+an element that was just sent (see :mod:`~comm_plan.compressors.vgc`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from comm_plan.compressors.base import Context, Slot
+from comm_plan.compressors.strom import StromCompressor
+from comm_plan.compressors.vgc import VARIANCE, accumulate, unambiguous
+
+
+class HybridCompressor(StromCompressor):
+    """Sends plus or minus ``spec.tau`` for unambiguous elements above it."""
+
+    needs_second_moments = True
+
+    def __init__(
+        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Start with nothing kept; see :class:`Compressor`."""
+        super().__init__(spec, collective, slots, context)
+        self._variance = self._remember(VARIANCE)
+
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Add the gradient to the residual and its second moment to the variance."""
+        super().add(index, gradient)
+        accumulate(self.state[VARIANCE][index], second_moment, self.spec.zeta)
+
+    def _selected(self) -> torch.Tensor:
+        criterion = unambiguous(self._residual, self._variance, self.spec.alpha)
+        return super()._selected() & criterion
+
+    def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:
+        magnitude, tau = self._residual[position].abs(), self.spec.tau
+        variance = self._variance[position]
+        super()._take(position, sent)
+        variance -= 2 * tau * magnitude - tau**2
+        self._variance[position] = variance.clamp_min_(0)

@@ -1,0 +1,41 @@
+"""Strom: send sign(r) * tau where the residual exceeds tau, and keep the rest.
+
+Each step ``r += gradient``; every element with ``|r| > tau`` sends
+``S = sign(r) * tau`` and keeps ``r - S`` (Nikko Strom, "Scalable distributed DNN
+training using commodity GPU cloud computing", INTERSPEECH 2015; as described in the VGC
+paper, section 3). An element sends tau at most once a step, however large it is, so a
+tau far below the gradients makes the residuals grow.
+
+The message is nothing but words of :mod:`~comm_plan.compressors.words`, with d = 0.
+
+Differences from the paper: its index is 31 bits and further compressed; here it is the
+28-bit one that the VGC paper compares with.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from comm_plan.compressors.base import Message
+from comm_plan.compressors.words import WordCompressor, pack, unpack
+
+
+class StromCompressor(WordCompressor):
+    """Sends plus or minus ``spec.tau`` for elements above it."""
+
+    def encode(self) -> Message:
+        """Return the words of the elements above tau, [k] int32."""
+        position = self._selected().nonzero().flatten()
+        residual = self._residual[position]
+        sent = torch.full_like(residual, self.spec.tau).copysign_(residual)
+        self._take(position, sent)
+        return (pack(position, 0, sent),)
+
+    def _selected(self) -> torch.Tensor:
+        return torch.gt(self._residual.abs(), self.spec.tau)
+
+    def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
+        (words,) = message
+        position, _, sign = unpack(words)
+        tau = torch.full_like(words, self.spec.tau, dtype=torch.float32)
+        return position, (tau.view(torch.int32) | sign).view(torch.float32)

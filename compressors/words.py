@@ -1,0 +1,140 @@
+"""The 32-bit word that VGC, Strom and hybrid send, and what the three share.
+
+One word is one element (VGC paper, section 4.2)::
+
+    bit  31       sign
+    bits 30..28   d, the power of two below the largest: 0..7
+    bits 27..0    the element's position in the bucket
+
+A message is one int32 tensor. Its length depends on the data and says how many words
+there are, so no counts travel; positions run over the whole bucket, so no tensor
+boundaries travel either. An element is sent at most once a message.
+
+Differences from the paper: it indexes every tensor by itself and has one message a
+tensor; here 2^28 is the limit of a bucket.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
+from comm_plan.errors import MismatchError
+
+POSITION_BITS = 28
+MAX_NUMEL = 1 << POSITION_BITS
+MAX_DISTANCE = 7
+SIGN_BIT = -(1 << 31)
+
+
+def pack(
+    position: torch.Tensor, distance: torch.Tensor | int, signed: torch.Tensor
+) -> torch.Tensor:
+    """Return one int32 word for every element.
+
+    Args:
+        position: [k] integers below 2^28.
+        distance: [k] int32, or one for all, from 0 to 7.
+        signed: [k] float32 of which only the sign bits are used.
+    """
+    sign = signed.view(torch.int32) & SIGN_BIT
+    return position.to(torch.int32) | (distance << POSITION_BITS) | sign
+
+
+def unpack(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return positions, distances and sign bits, each [k] int32, of ``words`` [k]."""
+    position = words & (MAX_NUMEL - 1)
+    distance = (words >> POSITION_BITS) & MAX_DISTANCE
+    return position, distance, words & SIGN_BIT
+
+
+class WordCompressor(Compressor):
+    """What VGC, Strom and hybrid share: residuals, sums and undoing.
+
+    The state of a quantity is one flat tensor for the bucket; ``state`` holds its parts
+    as views, so load a checkpoint with ``copy_``.
+
+    These methods choose by significance, not by number: a density floor (warm-up) has
+    no meaning for them.
+
+    Raises:
+        MismatchError: the bucket has more than 2^28 elements.
+    """
+
+    variable_length = True
+
+    def __init__(
+        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Start with nothing kept; see :class:`Compressor`."""
+        super().__init__(spec, collective, slots, context)
+        _check_indexable(spec.kind, self.slots)
+        self._numels = [slot.numel for slot in self.slots]
+        self._flat: dict[str, torch.Tensor] = {}
+        self._residual = self._remember(RESIDUAL)
+        self._sums = self._zeros()
+        self._sums_by_slot = torch.split(self._sums, self._numels)
+        self._before_encode: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
+
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Add the gradient to the residual."""
+        self.state[RESIDUAL][index] += gradient
+
+    def decode(self, messages: Sequence[Message]) -> None:
+        """Sum the elements that the ranks sent, in rank order."""
+        self._sums.zero_()
+        for message in messages:
+            position, value = self._read(message)
+            self._sums.index_add_(0, position, value)
+
+    def write(self, index: int, out: torch.Tensor) -> None:
+        """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
+        torch.div(self._sums_by_slot[index], self.context.world_size, out=out)
+
+    def undo(self) -> None:
+        """Bring the state back to what it was before :meth:`encode`, bit by bit."""
+        if self._before_encode is None:
+            return
+        position, before = self._before_encode
+        for quantity, values in before.items():
+            self._flat[quantity][position] = values
+        self._before_encode = None
+
+    @abstractmethod
+    def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions [k] and float32 values [k] of one rank's message."""
+
+    def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:
+        """Subtract what is ``sent`` from the residuals, and remember how to undo it."""
+        before = {name: flat[position] for name, flat in self._flat.items()}
+        self._before_encode = position, before
+        self._residual[position] = before[RESIDUAL] - sent
+
+    def _remember(self, quantity: str) -> torch.Tensor:
+        """Add zeros to the state; return them flat, for the whole bucket."""
+        flat = self._flat[quantity] = self._zeros()
+        self.state[quantity] = list(torch.split(flat, self._numels))
+        return flat
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(sum(self._numels), device=self.context.device)
+
+
+def _check_indexable(kind: str, slots: Sequence[Slot]) -> None:
+    for slot, end in zip(slots, accumulate(slot.numel for slot in slots), strict=True):
+        if end > MAX_NUMEL:
+            raise MismatchError(
+                f"tensor {slot.name} ({slot.numel} elements) brings its bucket to "
+                f"{end} elements, {kind} can address {MAX_NUMEL}: plan smaller "
+                "buckets, or this tensor without compression"
+            )
