@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ RANDOM_BATCHES = 50
 """Batches in an epoch of random data."""
 
 
-def _stream(seed: int, index: int) -> int:
-    return seed * 1_000_003 + index
+def random_stream(seed: int, index: int) -> torch.Generator:
+    """Return a generator of its own for each ``index`` (an epoch, a rank)."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + index)
 
 
 def shard_indices(
@@ -38,7 +40,7 @@ def shard_indices(
             f"{samples} samples do not give a batch of {batch_size} to each of "
             f"{world_size} ranks: lower the batch size or the number of ranks"
         )
-    generator = torch.Generator().manual_seed(_stream(seed, epoch))
+    generator = random_stream(seed, epoch)
     order = torch.randperm(samples, generator=generator)
     for start in range(0, samples - step_samples + 1, step_samples):
         mine = start + rank * batch_size
@@ -73,7 +75,7 @@ def random_images(batch_size: int, size: int, classes: int) -> Batches:
     """
 
     def batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[Any]:
-        generator = torch.Generator().manual_seed(_stream(seed, rank))
+        generator = random_stream(seed, rank)
         shape = (batch_size, 3, size, size)
         images = torch.randn(shape, generator=generator)
         labels = torch.randint(classes, (batch_size,), generator=generator)
@@ -81,6 +83,18 @@ def random_images(batch_size: int, size: int, classes: int) -> Batches:
             yield images, labels
 
     return batches
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` in evaluation mode without gradients, then back as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def device_of(model: nn.Module) -> torch.device:
