@@ -4,7 +4,7 @@ Tensors are handed over as buffers of the CPU; a CUDA tensor is copied there and
 MPI has no half-precision type, so fp16 and bf16 sums are done here: all-to-all of the
 parts, sum in float32, all-gather, which moves the volume of a ring all-reduce.
 
-A failed rank calls ``MPI_Abort``: mpirun then ends the others and says which one it was.
+A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MpiTransport(Transport):
             gathered = torch.empty(sum(lengths), dtype=tensor.dtype)
             counts = [n * tensor.element_size() for n in lengths]
             self._comm.Allgatherv(_raw(tensor.cpu()), [_raw(gathered), counts])
-        return list(gathered.to(tensor.device).split(lengths))
+        return list(torch.split(gathered.to(tensor.device), lengths))
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum and scatter."""

@@ -15,6 +15,10 @@ from comm_plan.errors import CollectiveError
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
+# torch 2.13 renamed both and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 class TorchTransport(Transport):
     """Collectives of one torch.distributed process group over all ranks.
@@ -39,7 +43,7 @@ class TorchTransport(Transport):
         self._group = group
         self._timeout_s = timeout_s
         self._owns_group = owns_group
-        self.backend = dist.get_backend(group)
+        self.backend = _backend(group, device)
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         if device is None:
@@ -57,7 +61,7 @@ class TorchTransport(Transport):
         """Gather equal lengths."""
         gathered = tensor.new_empty(self.world_size * tensor.numel())
         with _named("all-gather"):
-            dist.all_gather_into_tensor(gathered, tensor, group=self._group)
+            _all_gather(gathered, tensor, group=self._group)
         return gathered.view(self.world_size, -1)
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -75,7 +79,7 @@ class TorchTransport(Transport):
         """Sum and scatter."""
         part = tensor.new_empty(tensor.numel() // self.world_size)
         with _named("reduce-scatter"):
-            dist.reduce_scatter_tensor(part, tensor, group=self._group)
+            _reduce_scatter(part, tensor, group=self._group)
         return part
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -117,9 +121,9 @@ class TorchTransport(Transport):
 
     def duplicate(self) -> TorchTransport:
         """Make a new process group of the same backend."""
-        group = dist.new_group(
-            backend=self.backend, timeout=timedelta(seconds=self._timeout_s)
-        )
+        timeout = timedelta(seconds=self._timeout_s)
+        with _named("making a process group"):
+            group = dist.new_group(backend=self.backend, timeout=timeout)
         return TorchTransport(
             group, device=self.device, timeout_s=self._timeout_s, owns_group=True
         )
@@ -128,6 +132,18 @@ class TorchTransport(Transport):
         """Destroy the process group if this transport made it."""
         if self._owns_group:
             dist.destroy_process_group(self._group)
+
+
+def _backend(group: dist.ProcessGroup | None, device: torch.device | None) -> str:
+    """Return the engine that serves ``device`` in ``group``.
+
+    A group made without naming a backend has one for each type of device.
+    """
+    engines = dict(
+        pair.split(":") for pair in dist.get_backend_config(group).split(",")
+    )
+    preferred = device.type if device else "cuda" if "nccl" in engines.values() else ""
+    return engines.get(preferred, engines.get("cpu", dist.get_backend(group)))
 
 
 @contextmanager
