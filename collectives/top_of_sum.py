@@ -59,8 +59,9 @@ class NumpyMerge:
         """Lay out the keys: slot above, index below."""
         self._counts = counts
         slots = np.arange(len(counts) + 1, dtype=np.int64) << _SLOT_SHIFT
-        self._slot_starts = slots
+        self._first_keys = slots
         self._slots = np.repeat(slots[:-1], counts)
+        self._ends = np.cumsum([0, *counts])
 
     def prepare(self, message: Message) -> Message:
         """Sort every slot by index."""
@@ -74,19 +75,18 @@ class NumpyMerge:
     def __call__(self, mine: Message, theirs: Message) -> tuple[Message, Dropped]:
         """Merge two sorted messages; the kept entries are sorted too."""
         keys, values = self._sum(mine, theirs)
-        cuts = np.searchsorted(keys, self._slot_starts)
+        cuts = np.searchsorted(keys, self._first_keys)
         keep = np.empty(len(keys), dtype=np.bool_)
         magnitudes = values.view(np.int32) & _MAGNITUDE
         for count, (start, stop) in zip(self._counts, pairwise(cuts), strict=True):
             keep[start:stop] = _largest(magnitudes[start:stop], count)
-        kept = _message(keys[keep], values[keep])
-        rest_keys, rest_values = keys[~keep], values[~keep]
-        cuts = np.searchsorted(rest_keys, self._slot_starts)
-        dropped = _message(rest_keys, rest_values)
-        return kept, [
-            (dropped[0][start:stop], dropped[1][start:stop])
-            for start, stop in pairwise(cuts)
+        taken, left = np.flatnonzero(keep), np.flatnonzero(~keep)
+        rest = _message(keys[left], values[left])
+        cuts -= self._ends  # as many of each slot were kept as it has entries
+        dropped = [
+            (rest[0][start:stop], rest[1][start:stop]) for start, stop in pairwise(cuts)
         ]
+        return _message(keys[taken], values[taken]), dropped
 
     def _sum(
         self, mine: Message, theirs: Message

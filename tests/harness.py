@@ -102,6 +102,7 @@ class ThreadTransport(Transport):
     backend = "thread"
 
     def __init__(self, group: _Group, rank: int) -> None:
+        """Be ``rank`` of ``group``."""
         self._group = group
         self.rank = rank
         self.world_size = group.world_size
@@ -212,6 +213,7 @@ class RealRanks:
     """
 
     def __init__(self, engine: str) -> None:
+        """Start them, and wait until all have called."""
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         address = f"{self._folder.name}/parent"
         with Listener(address, "AF_UNIX") as listener:

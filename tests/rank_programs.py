@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from comm_plan.collectives.aggregate import AGGREGATIONS
-from comm_plan.collectives.message import Message
+from comm_plan.collectives.message import Message, message_nbytes
 from comm_plan.collectives.transport import Transport
+from comm_plan.compressors import build
+from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Slot
 
 
 @dataclass
@@ -57,3 +60,143 @@ def aggregate(
     codec = codecs[transport.rank]
     nbytes = AGGREGATIONS[collective](transport, codec)
     return codec, nbytes
+
+
+@dataclass
+class Step:
+    """What one rank saw of one step; tensors [numel of the bucket]."""
+
+    gradient: torch.Tensor
+    applied: torch.Tensor  # the mean over ranks; zero in a step that was undone
+    residual_before: torch.Tensor
+    residual_after: torch.Tensor
+    contributed_nbytes: int  # as the aggregation says
+    message_nbytes: int  # of what encode returned
+    message_tensors: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Some steps of one bucket, equal on all ranks but for the gradients."""
+
+    spec: Any
+    collective: str
+    numels: Sequence[int]
+    undone: Sequence[bool]  # for every step
+    seed: int
+
+
+def train(transport: Transport, training: Training) -> list[Step]:
+    """Run the steps of ``training`` as the engine would."""
+    compressor = new_compressor(transport, training)
+    generator = torch.Generator().manual_seed(1000 * training.seed + transport.rank)
+    steps = []
+    for number, undone in enumerate(training.undone):
+        compressor.step = number
+        gradients = [_gradient(numel, generator) for numel in training.numels]
+        before = _residual(compressor)
+        _add(compressor, gradients, generator)
+        sent = _remember_messages(compressor)
+        contributed = AGGREGATIONS[training.collective](transport, compressor)
+        applied = written(compressor)
+        if undone:
+            compressor.undo()
+            applied.zero_()
+        steps.append(
+            Step(
+                torch.cat(gradients),
+                applied,
+                before,
+                _residual(compressor),
+                contributed,
+                message_nbytes(sent[-1]),
+                len(sent[-1]),
+            )
+        )
+    return steps
+
+
+def mean_of_repetitions(
+    transport: Transport,
+    training: Training,
+    gradients: Sequence[torch.Tensor],
+    times: int,
+) -> torch.Tensor:
+    """Return the mean, over the first ``times`` steps, of what is applied.
+
+    Args:
+        transport: over the ranks.
+        training: the bucket; its ``undone`` is not used.
+        gradients: this step after step is the gradient of rank r [numel].
+        times: how often.
+    """
+    compressor = new_compressor(transport, training)
+    total = torch.zeros_like(gradients[0], dtype=torch.float64)
+    for number in range(times):
+        compressor.step = number
+        parts = torch.split(gradients[transport.rank], list(training.numels))
+        for index, part in enumerate(parts):
+            compressor.add(index, part)
+        AGGREGATIONS[training.collective](transport, compressor)
+        total += written(compressor)
+    return total / times
+
+
+def new_compressor(transport: Transport, training: Training) -> Compressor:
+    """Return this rank's compressor of the bucket."""
+    slots = [Slot(f"t{i}", numel) for i, numel in enumerate(training.numels)]
+    context = Context(
+        transport.world_size,
+        transport.rank,
+        transport.device,
+        seed=1000 * training.seed + transport.rank,
+    )
+    return build(training.spec, training.collective, slots, context)
+
+
+def written(compressor: Compressor) -> torch.Tensor:
+    """Return the mean over ranks of the whole bucket."""
+    parts = [torch.full((slot.numel,), torch.nan) for slot in compressor.slots]
+    for index, part in enumerate(parts):
+        compressor.write(index, part)
+    return torch.cat(parts)
+
+
+def _gradient(numel: int, generator: torch.Generator) -> torch.Tensor:
+    """Return numbers of several magnitudes, and zeros."""
+    scales = torch.tensor([0.0, 1e-3, 0.3, 1.0, 10.0])
+    scale = scales[torch.randint(len(scales), (numel,), generator=generator)]
+    return scale * torch.randn(numel, generator=generator)
+
+
+def _add(
+    compressor: Compressor,
+    gradients: Sequence[torch.Tensor],
+    generator: torch.Generator,
+) -> None:
+    for index, gradient in enumerate(gradients):
+        spread = torch.rand(gradient.numel(), generator=generator)
+        second_moment = gradient.square() * spread
+        if not compressor.needs_second_moments:
+            second_moment = None
+        compressor.add(index, gradient, second_moment)
+
+
+def _residual(compressor: Compressor) -> torch.Tensor:
+    numel = sum(slot.numel for slot in compressor.slots)
+    parts = compressor.state.get(RESIDUAL, [torch.zeros(numel)])
+    return torch.cat(list(parts)).clone()
+
+
+def _remember_messages(compressor: Compressor) -> list[Message]:
+    """Return a list that the next message is added to, as it was encoded."""
+    messages: list[Message] = []
+    encode = type(compressor).encode
+
+    def remembering() -> Message:
+        message = encode(compressor)
+        messages.append(tuple(tensor.clone() for tensor in message))
+        return message
+
+    compressor.encode = remembering  # type: ignore[method-assign]
+    return messages

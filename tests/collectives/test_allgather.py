@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.collectives.message import pack, unpack
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.engines import ENGINES
+from comm_plan.tests.harness import real_ranks, run_ranks
 from comm_plan.tests.rank_programs import Recorder, aggregate
 
 DTYPES = (torch.float32, torch.int32, torch.uint8, torch.int8, torch.int64)
@@ -58,10 +59,11 @@ def test_every_message_arrives_as_it_was_sent(codecs):
     check(run_ranks, codecs)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
 @settings(max_examples=40, deadline=None)
-def test_every_message_arrives_over_a_real_engine(run_on_engine, codecs):
-    check(run_on_engine, codecs)
+def test_every_message_arrives_over_a_real_engine(engine, codecs):
+    check(real_ranks(engine).run, codecs)
 
 
 def test_ranks_that_send_nothing_receive_the_others():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.engines import ENGINES
+from comm_plan.tests.harness import real_ranks, run_ranks
 from comm_plan.tests.rank_programs import Recorder, aggregate
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8)
@@ -42,10 +44,11 @@ def test_every_rank_gets_the_sum(codecs):
     check(run_ranks, codecs)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
 @settings(max_examples=40, deadline=None)
-def test_every_rank_of_a_real_engine_gets_the_sum(run_on_engine, codecs):
-    check(run_on_engine, codecs)
+def test_every_rank_of_a_real_engine_gets_the_sum(engine, codecs):
+    check(real_ranks(engine).run, codecs)
 
 
 @given(cases())

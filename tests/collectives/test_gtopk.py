@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from comm_plan.collectives.gtopk import rounds
 from comm_plan.collectives.top_of_sum import DeviceMerge, NumpyMerge
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.engines import ENGINES
+from comm_plan.tests.harness import real_ranks, run_ranks
 from comm_plan.tests.rank_programs import Recorder, aggregate
 
 CPU = torch.device("cpu")
@@ -105,10 +106,11 @@ def test_the_result_is_the_definition_and_nothing_is_lost(codecs):
     check(run_ranks, codecs)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
 @settings(max_examples=40, deadline=None)
-def test_real_engines_give_the_definition_and_lose_nothing(run_on_engine, codecs):
-    check(run_on_engine, codecs)
+def test_real_engines_give_the_definition_and_lose_nothing(engine, codecs):
+    check(real_ranks(engine).run, codecs)
 
 
 @given(st.data())

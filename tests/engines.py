@@ -1,0 +1,18 @@
+"""The real engines, as parameters of a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_plan.tests.harness import mpirun
+
+ENGINES = [
+    "gloo",
+    pytest.param(
+        "mpi",
+        marks=[
+            pytest.mark.mpi,
+            pytest.mark.skipif(mpirun() is None, reason="mpirun is not here"),
+        ],
+    ),
+]
