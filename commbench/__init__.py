@@ -1,0 +1,1 @@
+"""Measures collectives on the real cluster and fits their costs."""

@@ -1,0 +1,148 @@
+"""What the text and the JSON of nccl-tests have in common: the rows.
+
+Sizes are counted as in a network document: all-gather's is the total. nccl-tests gives
+one time a size, a mean, which stands for median, minimum and 95th percentile alike
+unless the file has times of single iterations.
+
+Versions before 2.17 do not say which collective they measured. It then follows from the
+columns (reduced, with a root) and from bus over algorithm bandwidth, except where
+all-gather and all-to-all cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from comm_plan.commbench.bandwidth import algbw, busbw
+from comm_plan.commbench.measurement import merged
+from comm_plan.errors import DocumentError, InputError
+from comm_plan.plans.network import Network, Sample
+
+PROGRAMS = {
+    "all_reduce_perf": "allreduce",
+    "all_gather_perf": "allgather",
+    "reduce_scatter_perf": "reduce_scatter",
+    "broadcast_perf": "broadcast",
+    "sendrecv_perf": "point_to_point",
+}
+SYNC = "nccl-tests: iterations back to back, mean over iterations and ranks"
+DEFAULT_ITERATIONS = 20
+FLOAT_NBYTES = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size; bandwidths in 1e9 bytes per second, ``wrong`` results if counted."""
+
+    nbytes: int
+    time_us: float
+    algbw: float
+    busbw: float
+    redop: str = "none"
+    root: int = -1
+    wrong: float = 0.0
+    iterations: int = DEFAULT_ITERATIONS
+    count: int = 0
+    min_us: float | None = None
+    p95_us: float | None = None
+
+
+def samples(rows: Iterable[Row], source: str) -> tuple[Sample, ...]:
+    """Return the samples of ``rows``, those of 0 bytes left out.
+
+    Raises:
+        DocumentError: nothing is left, a time is no time, or results were wrong.
+    """
+    kept = [_sample(row, source) for row in rows if row.nbytes > 0]
+    if not kept:
+        raise DocumentError(f"{source}: no row of more than 0 bytes: measure some")
+    return merged(kept)
+
+
+def _sample(row: Row, source: str) -> Sample:
+    if row.wrong > 0:
+        raise DocumentError(
+            f"{source}: {row.wrong:g} wrong results at {row.nbytes} bytes: its times "
+            "mean nothing, find out why and measure again"
+        )
+    if not 0 < row.time_us < math.inf:
+        raise DocumentError(
+            f"{source}: time {row.time_us:g} us at {row.nbytes} bytes: measure again"
+        )
+    return Sample(
+        nbytes=row.nbytes,
+        median_s=row.time_us * 1e-6,
+        min_s=(row.min_us or row.time_us) * 1e-6,
+        p95_s=(row.p95_us or row.time_us) * 1e-6,
+        iterations=row.iterations,
+    )
+
+
+def collective_of(rows: Sequence[Row], program: str | None, source: str) -> str:
+    """Return the collective that ``program`` or, if None, the largest row tells.
+
+    Raises:
+        DocumentError: it is not supported, or cannot be told.
+    """
+    if program is None:
+        return _told_by(max(rows, key=lambda row: row.nbytes), source)
+    if program not in PROGRAMS:
+        known = ", ".join(PROGRAMS)
+        raise DocumentError(f"{source}: {program} is none of {known}")
+    return PROGRAMS[program]
+
+
+def _told_by(row: Row, source: str) -> str:
+    reduces, rooted = row.redop != "none", row.root >= 0
+    if reduces and not rooted and row.algbw > 0:
+        return "allreduce" if row.busbw / row.algbw > 0.99 else "reduce_scatter"
+    if rooted and not reduces:
+        return "broadcast"
+    raise DocumentError(
+        f"{source}: does not say which collective it is: put a first line "
+        '"# Collective test starting: all_gather_perf", or whichever it was'
+    )
+
+
+def program_of(collective: str) -> str:
+    """Return the program that measures ``collective``.
+
+    Raises:
+        InputError: nccl-tests has none.
+    """
+    for program, name in PROGRAMS.items():
+        if name == collective:
+            return program
+    known = ", ".join(PROGRAMS.values())
+    raise InputError(f"nccl-tests has no {collective}, only {known}")
+
+
+def rows_of(network: Network, collective: str) -> list[Row]:
+    """Return the samples of ``collective`` as rows; the time is the median.
+
+    Raises:
+        InputError: there are none.
+    """
+    cost = network.collectives.get(collective)
+    if cost is None or not cost.samples:
+        raise InputError(f"the network has no samples of {collective}: measure it")
+    return [_row(network.world_size, collective, sample) for sample in cost.samples]
+
+
+def _row(world_size: int, collective: str, sample: Sample) -> Row:
+    parts = world_size if collective in ("allgather", "reduce_scatter") else 1
+    bus = busbw(collective, world_size, sample.nbytes, sample.median_s)
+    return Row(
+        nbytes=sample.nbytes,
+        time_us=sample.median_s * 1e6,
+        algbw=algbw(sample.nbytes, sample.median_s) / 1e9,
+        busbw=bus / 1e9,
+        redop="sum" if collective in ("allreduce", "reduce_scatter") else "none",
+        root=0 if collective == "broadcast" else -1,
+        iterations=sample.iterations,
+        count=sample.nbytes // FLOAT_NBYTES // parts,
+        min_us=sample.min_s * 1e6,
+        p95_us=sample.p95_s * 1e6,
+    )

@@ -1,0 +1,144 @@
+"""The JSON that nccl-tests writes with ``-J``.
+
+``args``, ``config`` with ``devices``, and ``results``: a list of ``size``, ``redop``,
+``root`` and, under ``out_of_place`` and ``in_place``, ``time`` (us), ``alg_bw``,
+``bus_bw`` and ``nwrong``. With ``out_of_place_per_iter`` the median, minimum and 95th
+percentile are real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from comm_plan.commbench.measurement import Measurement
+from comm_plan.commbench.nccl_rows import (
+    DEFAULT_ITERATIONS,
+    SYNC,
+    Row,
+    collective_of,
+    program_of,
+    rows_of,
+    samples,
+)
+from comm_plan.errors import DocumentError
+from comm_plan.plans.network import Network
+
+FILE_VERSION = 2  # the one that nccl-tests 2.18 writes
+
+
+def recognises(text: str) -> bool:
+    """Return whether ``text`` is meant to be JSON."""
+    return text.lstrip().startswith("{")
+
+
+def read(text: str, source: str = "<text>") -> list[Measurement]:
+    """Read the one measurement in ``text``.
+
+    Args:
+        text: the JSON.
+        source: the file's name, for messages.
+
+    Raises:
+        DocumentError: not JSON of nccl-tests, or as
+            :func:`comm_plan.commbench.nccl_tests.read`.
+    """
+    try:
+        report = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DocumentError(
+            f"{source}: not JSON: {error.msg} in line {error.lineno}"
+        ) from None
+    try:
+        return [_measurement(report, source)]
+    except KeyError as error:
+        raise DocumentError(
+            f"{source}: not the JSON of nccl-tests -J: there is no {error}"
+        ) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DocumentError(
+            f"{source}: not the JSON of nccl-tests -J: {error}"
+        ) from None
+
+
+def _measurement(report: Mapping[str, Any], source: str) -> Measurement:
+    config = report.get("config", {})
+    devices = config.get("devices", [])
+    iterations = int(config.get("iterations", DEFAULT_ITERATIONS))
+    rows = [_row(result, iterations) for result in report["results"]]
+    program = re.search(r"\w+?_perf", " ".join(report.get("args", [])[:1]))
+    ranks = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    world_size = max([ranks, *(int(device["rank"]) + 1 for device in devices)])
+    return Measurement(
+        collective=collective_of(rows, program and program[0], source),
+        samples=samples(rows, source),
+        sync=SYNC,
+        backend=str(report.get("backend", "nccl")),
+        world_size=world_size if world_size > 1 else None,
+        hosts=tuple(dict.fromkeys(str(device["hostname"]) for device in devices)),
+    )
+
+
+def _row(result: Mapping[str, Any], iterations: int) -> Row:
+    place = "out_of_place" if result.get("out_of_place") else "in_place"
+    times = result[place]
+    single = result.get(f"{place}_per_iter", {})
+    time_us = times["cpu_time"] if "cpu_time" in times else times["time"]
+    return Row(
+        nbytes=int(result["size"]),
+        time_us=float(single.get("p50_us", time_us)),
+        algbw=float(times["alg_bw"]),
+        busbw=float(times["bus_bw"]),
+        redop=str(result.get("redop", "none")),
+        root=int(result.get("root", -1)),
+        wrong=float(times.get("nwrong") or 0),
+        iterations=int(result.get("actual_iterations", iterations)),
+        min_us=single.get("min_us"),
+        p95_us=single.get("p95_us"),
+    )
+
+
+def write(network: Network, collective: str) -> str:
+    """Return the samples of one collective as ``-J`` would write them.
+
+    Raises:
+        InputError: the network has no samples of ``collective``, or nccl-tests has no
+            such collective.
+    """
+    hosts = network.hosts or ("unknown",)
+    size = network.world_size
+    ranks = [(rank, hosts[rank * len(hosts) // size]) for rank in range(size)]
+    report = {
+        "version": FILE_VERSION,
+        "args": [program_of(collective)],
+        "backend": network.backend,
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "devices": [{"rank": rank, "hostname": host} for rank, host in ranks],
+        },
+        "results": [_result(row) for row in rows_of(network, collective)],
+    }
+    return json.dumps(report, indent=2) + "\n"
+
+
+def _result(row: Row) -> dict[str, Any]:
+    times = {
+        "time": row.time_us,
+        "alg_bw": row.algbw,
+        "bus_bw": row.busbw,
+        "nwrong": 0.0,
+    }
+    single = {"min_us": row.min_us, "p50_us": row.time_us, "p95_us": row.p95_us}
+    return {
+        "size": row.nbytes,
+        "count": row.count,
+        "type": "float",
+        "redop": row.redop,
+        "root": str(row.root),
+        "out_of_place": times,
+        "out_of_place_per_iter": single,
+        "actual_iterations": row.iterations,
+    }

@@ -1,0 +1,216 @@
+"""Measures collectives over sizes on a running cluster.
+
+For each collective and size, largest first: one run whose result is checked, warm-ups,
+then iterations, each behind a barrier. An iteration's time is the maximum over the
+ranks of what each rank's clock says between leaving the barrier and having its result:
+that is when the collective is done everywhere, and what a training step waits for. The
+ranks keep their times to themselves until a size is done, so that nothing but the
+barrier lies between iterations.
+
+How often a size is repeated follows from the time budget: whoever is next gets an equal
+share of what is left, within :data:`ITERATIONS`. Sizes that cost more than their share
+get the fewest iterations, and because they come first, the many cheap ones divide the
+rest. Rank 0 decides, for all.
+
+A barrier lets the ranks go within about one latency of each other, and the maximum
+contains that: for the smallest messages the times are those of ranks that start almost,
+not exactly, together. Buckets in training do no better.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from comm_plan.collectives.transport import Transport
+from comm_plan.commbench.fit import fit
+from comm_plan.commbench.operations import OPERATIONS, Operation
+from comm_plan.errors import CollectiveError, InputError
+from comm_plan.plans.network import CollectiveCost, Network, Sample
+
+SYNC = "barrier before each iteration, maximum over ranks"
+ITERATIONS = (5, 200)
+"""Fewest and most repetitions of one size."""
+
+SMALL_NBYTES = 64 * 1024
+WARM_UPS = (5, 1)
+"""Runs before the clock starts: up to :data:`SMALL_NBYTES`, and above."""
+
+BUDGET_S = 90.0
+
+Progress = Callable[[int, int, str], None]
+
+
+def geometric_sizes(
+    smallest: int = 4, largest: int = 64 * 2**20, factor: int = 2
+) -> tuple[int, ...]:
+    """Return ``smallest``, ``smallest * factor``, ... up to ``largest``, in bytes.
+
+    Raises:
+        InputError: the sizes or the factor leave nothing to measure.
+    """
+    if smallest < 1 or largest < smallest or factor < 2:
+        raise InputError(
+            f"sizes from {smallest} to {largest} bytes by factor {factor}: give "
+            "1 <= smallest <= largest and a factor of at least 2"
+        )
+    sizes = [smallest]
+    while sizes[-1] * factor <= largest:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class _Point:
+    nbytes: int
+    collective: str
+
+    def __str__(self) -> str:
+        return f"{self.collective} of {self.nbytes} bytes"
+
+
+def measure(
+    transport: Transport,
+    collectives: Sequence[str] = tuple(OPERATIONS),
+    sizes: Sequence[int] | None = None,
+    budget_s: float = BUDGET_S,
+    progress: Progress | None = None,
+) -> Network:
+    """Measure and fit ``collectives``; every rank calls this together.
+
+    Args:
+        transport: the ranks; its device's memory is used.
+        collectives: names of :data:`~comm_plan.commbench.operations.OPERATIONS`.
+        sizes: bytes, as :mod:`comm_plan.plans.network` counts them, rounded up to whole
+            elements on every rank; None: :func:`geometric_sizes`.
+        budget_s: about how many seconds to take; the fewest iterations of each size are
+            done even if they take longer.
+        progress: called on every rank with how many measurements are done, how many
+            there are, and the next one.
+
+    Returns:
+        The network, equal on all ranks.
+
+    Raises:
+        InputError: one rank, an unknown collective, or no sizes.
+        CollectiveError: a collective failed or gave a wrong result, on any rank.
+    """
+    points = _points(collectives, sizes or geometric_sizes(), transport.world_size)
+    if transport.world_size < 2:
+        raise InputError(
+            "one rank has no network to measure: start at least 2, with torchrun, "
+            "mpirun or --local-ranks 2"
+        )
+    samples: dict[str, list[Sample]] = {name: [] for name in collectives}
+    deadline_s = time.perf_counter() + budget_s
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress(done, len(points), str(point))
+        share_s = (deadline_s - time.perf_counter()) / (len(points) - done)
+        samples[point.collective].append(_measure_point(transport, point, share_s))
+    if progress is not None:
+        progress(len(points), len(points), "fits")
+    return _network(transport, samples)
+
+
+def _points(
+    collectives: Iterable[str], sizes: Sequence[int], world_size: int
+) -> list[_Point]:
+    """Return what to measure, largest first, each once."""
+    points = set()
+    for collective in collectives:
+        if collective not in OPERATIONS:
+            known = ", ".join(OPERATIONS)
+            raise InputError(f"collective {collective!r} is none of {known}")
+        step = OPERATIONS[collective].granularity(world_size)
+        points |= {_Point(-(-size // step) * step, collective) for size in sizes}
+    return sorted(points, key=lambda point: (-point.nbytes, point.collective))
+
+
+def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:
+    operation = OPERATIONS[point.collective](transport, point.nbytes)
+    _check(transport, operation, point)
+    warm_ups = WARM_UPS[0] if point.nbytes <= SMALL_NBYTES else WARM_UPS[1]
+    started_s = time.perf_counter()
+    _time(operation, warm_ups)
+    each_s = (time.perf_counter() - started_s) / warm_ups
+    iterations = transport.broadcast_object(_iterations(share_s, each_s))
+    every_rank = transport.gather_objects(_time(operation, iterations))
+    slowest_s = np.max(every_rank, axis=0) * operation.time_share
+    return Sample(
+        nbytes=point.nbytes,
+        median_s=float(np.median(slowest_s)),
+        min_s=float(slowest_s.min()),
+        p95_s=float(np.percentile(slowest_s, 95)),
+        iterations=iterations,
+    )
+
+
+def _check(transport: Transport, operation: Operation, point: _Point) -> None:
+    rights = transport.gather_objects(operation.is_right())
+    if not all(rights):
+        wrong = ", ".join(str(rank) for rank, right in enumerate(rights) if not right)
+        raise CollectiveError(
+            f"{point} over {transport.backend} gave a wrong result on rank {wrong}: "
+            "its times mean nothing, check the backend's installation on that host"
+        )
+
+
+def _iterations(share_s: float, each_s: float) -> int:
+    fewest, most = ITERATIONS
+    return int(min(most, max(fewest, share_s / each_s)))
+
+
+def _time(operation: Operation, iterations: int) -> list[float]:
+    """Return this rank's elapsed seconds; 0 where its clock does not count."""
+    counts = operation.is_timed()
+    times = [_elapsed_s(operation) for _ in range(iterations)]
+    return times if counts else [0.0] * iterations
+
+
+def _elapsed_s(operation: Operation) -> float:
+    device = operation.transport.device
+    operation.transport.barrier()
+    _synchronize(device)
+    started_s = time.perf_counter()
+    operation.run()
+    _synchronize(device)
+    return time.perf_counter() - started_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:
+    """Return rank 0's network on all ranks."""
+    hosts = transport.gather_objects(socket.gethostname())
+    network = None
+    if transport.rank == 0:
+        network = Network(
+            backend=transport.backend,
+            world_size=transport.world_size,
+            hosts=tuple(dict.fromkeys(hosts)),
+            collectives=dict(_costs(samples)),
+            environment={
+                "device": transport.device.type,
+                "platform": platform.platform(),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+        )
+    result: Network = transport.broadcast_object(network)
+    return result
+
+
+def _costs(samples: dict[str, list[Sample]]) -> Iterator[tuple[str, CollectiveCost]]:
+    for collective, measured in samples.items():
+        ordered = tuple(sorted(measured, key=lambda sample: sample.nbytes))
+        yield collective, CollectiveCost(samples=ordered, fit=fit(ordered), sync=SYNC)

@@ -1,0 +1,111 @@
+"""A network document as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from comm_plan.commbench.bandwidth import algbw, busbw
+from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size of one collective.
+
+    Attributes:
+        sample: what was measured.
+        algbw: algorithm bandwidth of the median, bytes per second.
+        busbw: bus bandwidth of the median, bytes per second.
+        fit_s: fitted cost; None without a fit.
+        fit_error: fitted over measured, less 1; None without a fit.
+    """
+
+    sample: Sample
+    algbw: float
+    busbw: float
+    fit_s: float | None
+    fit_error: float | None
+
+
+def rows(network: Network, collective: str) -> Iterator[Row]:
+    """Yield a row for every sample of ``collective``, in order of size."""
+    cost = network.collectives[collective]
+    for sample in cost.samples:
+        fit_s = cost.fit.seconds(sample.nbytes) if cost.fit else None
+        yield Row(
+            sample=sample,
+            algbw=algbw(sample.nbytes, sample.median_s),
+            busbw=busbw(collective, network.world_size, sample.nbytes, sample.median_s),
+            fit_s=fit_s,
+            fit_error=None if fit_s is None else fit_s / sample.median_s - 1,
+        )
+
+
+def table(network: Network, collective: str) -> Table:
+    """Return the rows of ``collective`` and its fit, to be printed with rich."""
+    cost = network.collectives[collective]
+    result = Table(
+        title=f"{collective}, {network.world_size} ranks, {network.backend}",
+        caption=_caption(cost),
+    )
+    for name in ("size", "median", "min", "p95", "algbw", "busbw", "fit", "error"):
+        result.add_column(name, justify="right")
+    for row in rows(network, collective):
+        result.add_row(*_cells(row))
+    return result
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    sample = row.sample
+    return (
+        _bytes(sample.nbytes),
+        _time(sample.median_s),
+        _time(sample.min_s),
+        _time(sample.p95_s),
+        _bandwidth(row.algbw),
+        _bandwidth(row.busbw),
+        "" if row.fit_s is None else _time(row.fit_s),
+        "" if row.fit_error is None else f"{row.fit_error:+.1%}",
+    )
+
+
+def _caption(cost: CollectiveCost) -> str:
+    return "not fitted" if cost.fit is None else describe(cost.fit)
+
+
+def describe(fit: Fit) -> str:
+    """Return a fit in words: its segments and its median error."""
+    segments = (
+        f"{_time(segment.alpha_s)} + {segment.beta_s_per_byte * 1e9:.3g} ns/B"
+        f" from {_bytes(segment.from_nbytes)}"
+        for segment in fit.segments
+    )
+    text = "fit: " + "; ".join(segments)
+    if fit.median_error is None:
+        return text
+    return f"{text}; median error {fit.median_error:.1%}"
+
+
+def _bytes(nbytes: int) -> str:
+    """Return ``nbytes`` in powers of 1024, as sizes are swept."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _time(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    """Return a bandwidth in powers of 1000, as links are sold."""
+    if bytes_per_s >= 1e9:
+        return f"{bytes_per_s / 1e9:.4g} GB/s"
+    return f"{bytes_per_s / 1e6:.4g} MB/s"
