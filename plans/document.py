@@ -115,7 +115,9 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """
     target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.name}."
+        )
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
     try:
@@ -138,7 +140,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     if target.is_dir():
         raise OutputError(f"{path}: cannot be written: it is a folder")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.name}."
+        )
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
     os.close(handle)
@@ -172,9 +176,7 @@ def _parse(text: str, source: str) -> Mapping[str, Any]:
     return raw
 
 
-def _check_head(
-    raw: Mapping[str, Any], schema: str, version: int, source: str
-) -> None:
+def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) -> None:
     found = raw.get("schema")
     if found != schema:
         raise DocumentError(f'{source}: schema is {found!r}, "{schema}" is needed')

@@ -54,7 +54,9 @@ class Fit(Value):
     @model_validator(mode="after")
     def _check(self) -> Self:
         starts = [segment.from_nbytes for segment in self.segments]
-        if starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+        if starts[0] != 0 or any(
+            a >= b for a, b in zip(starts, starts[1:], strict=False)
+        ):
             raise ValueError(
                 f"segments start at {starts}: the first must start at 0 and each "
                 "later one above the one before"

@@ -52,9 +52,9 @@ def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
     found = model_fingerprint(model)
     if plan.model.fingerprint != found:
         raise MismatchError(
-            f"plan is for model {plan.model.name} ({plan.model.fingerprint[:19]}), this "
-            f"model has the same names but other shapes or dtypes ({found[:19]}): "
-            "profile it and solve again"
+            f"plan is for model {plan.model.name} ({plan.model.fingerprint[:19]}), "
+            "this model has the same names but other shapes or dtypes "
+            f"({found[:19]}): profile it and solve again"
         )
     for bucket in plan.buckets:
         _check_dtypes(bucket.tensors, bucket.compressor.kind, parameters)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from comm_plan.collectives.aggregate import aggregate
+from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, Context, Slot
@@ -63,9 +63,7 @@ class Bucket:
         self.compressor.step = step
         self.compressor.density_floor = density_floor
 
-    def add(
-        self, index: int, second_moment: torch.Tensor | None, finite: bool
-    ) -> None:
+    def add(self, index: int, second_moment: torch.Tensor | None, finite: bool) -> None:
         """Take parameter ``index``'s ``.grad``; as zero if it is not ``finite``."""
         gradient = self.parameters[index].grad
         assert gradient is not None
@@ -81,9 +79,8 @@ class Bucket:
 
     def exchange(self, transport: Transport) -> None:
         """Combine this rank's message with everyone's (communication thread)."""
-        self.sent_nbytes = aggregate(
-            transport, self.compressor, self.planned.collective
-        )
+        aggregate = AGGREGATIONS[self.planned.collective]
+        self.sent_nbytes = aggregate(transport, self.compressor)
 
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
@@ -117,7 +114,7 @@ class Bucket:
                 parameter.grad.fill_(fill)
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return what the compressor remembers: parameter name -> quantity -> tensor."""
+        """Return what is remembered: parameter name -> quantity -> tensor."""
         states: dict[str, dict[str, torch.Tensor]] = {}
         for index, slot in enumerate(self.compressor.slots):
             mine = {k: v[index] for k, v in self.compressor.state.items()}
@@ -143,7 +140,8 @@ class Bucket:
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals by ``factor``: the loss scale has changed."""
-        for tensor in [*self.compressor.state.get(RESIDUAL, ()), *self._carried.values()]:
+        residuals = self.compressor.state.get(RESIDUAL, ())
+        for tensor in [*residuals, *self._carried.values()]:
             tensor.mul_(factor)
 
     def _add(
@@ -172,5 +170,5 @@ class Bucket:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` holds neither inf nor NaN, in one pass if it does not."""
+    """Return whether ``tensor`` holds neither inf nor NaN; one pass if so."""
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,11 @@ class SecondMoments(Protocol):
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
+        ...
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Engine:
         self.plan = plan
         self.step = 0
         self.skipped_steps = 0
+        self.last_step_skipped = False
         self._density_floor = 0.0
         self.on_nonfinite: OnNonFinite = on_nonfinite
         self.find_unused_parameters = find_unused_parameters
@@ -129,6 +135,11 @@ class Engine:
         """The buckets, in launch order."""
         return self._buckets
 
+    @property
+    def transport(self) -> Transport:
+        """The ranks; for calls that all of them make between two steps."""
+        return self._transport
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within, backward only accumulates locally; residuals do not move."""
@@ -139,7 +150,7 @@ class Engine:
             self._sync = before
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must be kept for an exact resume; it differs from rank to rank."""
+        """Return what an exact resume needs; it differs from rank to rank."""
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for bucket in self._buckets:
             tensors.update(bucket.state())
@@ -166,7 +177,7 @@ class Engine:
         """Remove all hooks and end the communication thread."""
         for handle in self._handles:
             handle.remove()
-        if hasattr(self._second_moments, "remove"):
+        if self._second_moments is not None:
             self._second_moments.remove()
         self._thread.close()
         self._channel.close()
@@ -203,37 +214,23 @@ class Engine:
     ) -> list[RemovableHandle]:
         """Hook parameters, forward and optimizer steps.
 
-        The hooks hold the engine weakly, so that a model does not keep it alive.
+        The model's hooks keep the engine alive as long as the model. The hook on
+        optimizers is global, so it must not.
         """
-        weak = weakref.ref(self)
-
-        def call(method: Callable[..., Any], *arguments: Any) -> Any:
-            engine = weak()
-            return None if engine is None else method(engine, *arguments)
-
         handles: list[RemovableHandle] = []
         for number, bucket in enumerate(self.plan.buckets):
             for index, name in enumerate(bucket.tensors):
-                hook = partial(call, Engine._on_gradient, _Place(name, number, index))
+                hook = partial(self._on_gradient, _Place(name, number, index))
                 handles.append(
                     parameters[name].register_post_accumulate_grad_hook(hook)
                 )
-        handles.append(
-            self.model.register_forward_pre_hook(
-                lambda module, inputs: call(Engine._on_forward)
-            )
-        )
-        handles.append(
-            self.model.register_forward_hook(
-                lambda module, inputs, output: call(Engine._on_output, output)
-            )
-        )
-        handles.append(
-            register_optimizer_step_pre_hook(
-                lambda optimizer, args, kwargs: call(Engine._on_optimizer, optimizer)
-            )
-        )
-        return handles
+        weak = weakref.WeakMethod(self._on_optimizer)
+        return [
+            *handles,
+            self.model.register_forward_pre_hook(self._on_forward),
+            self.model.register_forward_hook(self._on_output),
+            register_optimizer_step_pre_hook(partial(_call_if_alive, weak)),
+        ]
 
     # One step
 
@@ -245,7 +242,7 @@ class Engine:
         for bucket in self._buckets:
             bucket.begin(self.step, self._density_floor)
 
-    def _on_forward(self) -> None:
+    def _on_forward(self, module: nn.Module, inputs: Any) -> None:
         """Start over after a backward that never ended; align buffers with rank 0."""
         if not (self._sync and torch.is_grad_enabled() and self.model.training):
             return
@@ -257,7 +254,7 @@ class Engine:
         if self.broadcast_buffers:
             broadcast_tensors(self._transport, list(self.model.buffers()))
 
-    def _on_output(self, output: Any) -> None:
+    def _on_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Learn of the start of backward where the loss is, even if nothing is used."""
         if not (self._sync and torch.is_grad_enabled()):
             return
@@ -307,7 +304,7 @@ class Engine:
         return moment.detach().flatten()
 
     def _accept(self, place: _Place) -> bool:
-        """Return whether the gradient is finite; sums of dense buckets show it later."""
+        """Return whether the gradient is finite; dense sums show it later."""
         bucket = self._buckets[place.bucket]
         if bucket.compressor.linear:
             return True
@@ -355,9 +352,10 @@ class Engine:
         culprit = self._nonfinite_culprit(flags[0])
         names = self._nonfinite
         self.step += 1
+        self._begin_step()
+        self.last_step_skipped = culprit is not None
         if culprit is not None:
             self._refuse_step(culprit, names)
-        self._begin_step()
 
     def _add_missing(self) -> None:
         missing = [
@@ -433,7 +431,6 @@ class Engine:
             bucket.refuse(fill)
         self.skipped_steps += 1
         if self.on_nonfinite == "stop":
-            self._begin_step()
             raise NonFiniteError(
                 f"{message}: lower the learning rate, or skip such steps"
             )
@@ -444,6 +441,18 @@ class Engine:
         for pending in self._launched:
             pending.wait()
         self._begin_step()
+
+
+def _call_if_alive(
+    weak: weakref.WeakMethod[Any],
+    optimizer: torch.optim.Optimizer,
+    arguments: Any,
+    keywords: Any,
+) -> None:
+    """Call the method with ``optimizer`` unless its engine is gone."""
+    method = weak()
+    if method is not None:
+        method(optimizer)
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:

@@ -1,0 +1,121 @@
+"""Is compression hurting? Residual norms, and the delta of LAGS, every few steps.
+
+With error feedback the residuals of all ranks add up to what was not sent, and P times
+the applied mean is what was. So for every tensor with k of d elements selected (LAGS
+paper, Eq. 21, its random choice replaced by the expectation)::
+
+    delta = ||sum of residuals||^2 / ((1 - k/d) * ||P * mean + sum of residuals||^2)
+
+Assumption 1 of the paper, on which its convergence rests, holds while delta <= 1.
+
+The sums cost a dense all-reduce of the residuals: use it now and then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from comm_plan.compressors.base import RESIDUAL
+from comm_plan.errors import InputError, OutputError
+from comm_plan.plans import TopK, selected
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.trainer import Event, Watcher
+
+Figures = Mapping[str, float]
+
+
+def measure(engine: Engine) -> dict[str, float]:
+    """Return ``residual_norm/NAME`` and, for top-k, ``delta/NAME`` of each tensor.
+
+    Call it on all ranks between ``optimizer.step()`` and ``zero_grad()``.
+    """
+    figures: dict[str, float] = {}
+    for bucket in engine.buckets:
+        residuals = bucket.compressor.state.get(RESIDUAL)
+        if residuals is None:
+            continue
+        densities = _densities(bucket.planned.compressor, len(residuals))
+        for index, slot in enumerate(bucket.compressor.slots):
+            total = residuals[index].clone()
+            engine.transport.all_reduce(total)
+            figures[f"residual_norm/{slot.name}"] = float(total.norm())
+            mean = bucket.parameters[index].grad
+            if densities is None or mean is None:
+                continue
+            density = max(densities[index], bucket.compressor.density_floor)
+            k = selected(slot.numel, density)
+            applied = mean.detach().flatten().float() * engine.transport.world_size
+            figures[f"delta/{slot.name}"] = _delta(total, applied, k)
+    return figures
+
+
+def writer(path: Path, every: int) -> Watcher:
+    """Return a watcher that measures every so many steps and writes to ``path``.
+
+    Args:
+        path: a ``.jsonl`` file: one JSON object a line; else a folder for TensorBoard.
+        every: steps between two measurements.
+
+    Raises:
+        InputError: TensorBoard is asked for and not installed.
+        OutputError: the file cannot be written.
+    """
+    sinks: list[Callable[[int, Figures], None]] = []
+
+    def watch(event: Event, engine: Engine) -> None:
+        if event.step % every:
+            return
+        figures = measure(engine)
+        if engine.transport.rank == 0:
+            if not sinks:
+                sinks.append(_sink(path))
+            sinks[0](event.step, figures)
+
+    return watch
+
+
+def _densities(spec: object, tensors: int) -> tuple[float, ...] | None:
+    return spec.densities(tensors) if isinstance(spec, TopK) else None
+
+
+def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:
+    left = float(total.square().sum())
+    random = (1 - k / total.numel()) * float((applied + total).square().sum())
+    return left / random if random > 0 else 0.0
+
+
+def _sink(path: Path) -> Callable[[int, Figures], None]:
+    return _json_lines(path) if path.suffix == ".jsonl" else _tensorboard(path)
+
+
+def _json_lines(path: Path) -> Callable[[int, Figures], None]:
+    def write(step: int, figures: Figures) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, **figures}) + "\n")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+
+    return write
+
+
+def _tensorboard(path: Path) -> Callable[[int, Figures], None]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "TensorBoard is not installed: pip install 'comm-plan[tensorboard]', or "
+            "give a file that ends in .jsonl"
+        ) from None
+    board = SummaryWriter(str(path))
+
+    def write(step: int, figures: Figures) -> None:
+        for name, value in figures.items():
+            board.add_scalar(name, value, step)
+        board.flush()
+
+    return write

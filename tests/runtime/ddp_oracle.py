@@ -1,0 +1,284 @@
+"""Runs as one rank: trains each scenario under DDP and under the engine, compares.
+
+Started by test_engine.py on several ranks. Prints, on rank 0, a JSON object: scenario
+-> "same", "close" or a description of the difference.
+"""
+
+import contextlib
+import copy
+import json
+import traceback
+
+import torch
+import torch.distributed as dist
+from comm_plan import parallelize
+from comm_plan.collectives.torch_transport import TorchTransport
+from comm_plan.plans import Bucket, Plan, PlannedModel
+from comm_plan.runtime.agreement import model_fingerprint, trainable
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+STEPS = 4
+BATCH = 6
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(),
+                         nn.Linear(16, 4))  # fmt: skip
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+class Branches(nn.Module):
+    """Uses its left or right branch by the input; `never` is used by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(8, 8)
+        self.left = nn.Linear(8, 4)
+        self.right = nn.Linear(8, 4)
+        self.never = nn.Linear(8, 4)
+
+    def forward(self, x):
+        branch = self.left if x[0, 0] > 0 else self.right
+        return branch(self.trunk(x))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(8, 8)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 4).double()
+
+    def forward(self, x):
+        return self.second(self.first(x).double())
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        x = x.view(-1, 2, 8, 8).contiguous(memory_format=torch.channels_last)
+        return self.second(torch.relu(self.norm(self.first(x)))).mean((2, 3))
+
+
+def dictionary_output():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            return {"out": [self.body(x)]}
+
+    return Model()
+
+
+def plan_for(model, world_size, tensors_each=2):
+    names = list(trainable(model))[::-1]
+    dtypes = {n: p.dtype for n, p in trainable(model).items()}
+    buckets, run = [], []
+    for name in names:
+        if run and (len(run) == tensors_each or dtypes[run[-1]] != dtypes[name]):
+            buckets.append(Bucket(tensors=tuple(run)))
+            run = []
+        run.append(name)
+    buckets.append(Bucket(tensors=tuple(run)))
+    model_id = PlannedModel(name="test", fingerprint=model_fingerprint(model))
+    return Plan(solver="hand", model=model_id, world_size=world_size, backend="gloo",
+                buckets=tuple(buckets))  # fmt: skip
+
+
+def data(rank, step, width=8):
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(BATCH, width, generator=generator)
+
+
+def value(output):
+    if isinstance(output, dict):
+        output = output["out"][0]
+    return output.square().mean()
+
+
+def train(model, sync_off, optimizer, steps, step_function):
+    for step in steps:
+        step_function(model, sync_off, optimizer, step)
+
+
+def plain(model, sync_off, optimizer, step, width=8, set_to_none=True):
+    optimizer.zero_grad(set_to_none=set_to_none)
+    value(model(data(dist.get_rank(), step, width))).backward()
+    optimizer.step()
+
+
+def keep_zeroed(model, sync_off, optimizer, step):
+    plain(model, sync_off, optimizer, step, set_to_none=False)
+
+
+def wide(model, sync_off, optimizer, step):
+    plain(model, sync_off, optimizer, step, width=128)
+
+
+def accumulate(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    rank = dist.get_rank()
+    for part in range(2):
+        with sync_off():
+            value(model(data(rank, 10 * step + part))).backward()
+    value(model(data(rank, 10 * step + 2))).backward()
+    optimizer.step()
+
+
+def two_backwards(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    for part in range(2):
+        value(model(data(dist.get_rank(), 10 * step + part))).backward()
+    optimizer.step()
+
+
+def evaluate_between(model, sync_off, optimizer, step):
+    model.eval()
+    with torch.no_grad():
+        model(data(99, step))
+    model.train()
+    plain(model, sync_off, optimizer, step)
+
+
+def unused_on_one_rank(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    x = data(dist.get_rank(), step)
+    x[0, 0] = 1 if dist.get_rank() % 2 else -1
+    value(model(x)).backward()
+    optimizer.step()
+
+
+SCENARIOS = {
+    "plain": (mlp, plain, {}),
+    "set_to_none=False": (mlp, keep_zeroed, {}),
+    "no_sync accumulation": (mlp, accumulate, {}),
+    "two backwards": (mlp, two_backwards, {}),
+    "evaluation between": (mlp, evaluate_between, {}),
+    "tied weights": (Tied, plain, {}),
+    "unused parameters": (Branches, unused_on_one_rank, {"unused": True}),
+    "checkpoint": (lambda: Checkpointed(False), plain, {}),
+    "re-entrant checkpoint": (lambda: Checkpointed(True), plain, {}),
+    "mixed dtypes": (Mixed, plain, {}),
+    "batch norm, channels last": (
+        lambda: Convolutions().to(memory_format=torch.channels_last),
+        wide,
+        {},
+    ),
+    "dictionary output": (dictionary_output, plain, {}),
+}
+
+
+def outcome(make, step_function, unused=False):
+    torch.manual_seed(dist.get_rank())  # ranks start apart: rank 0's must win
+    mine = make()
+    torch.manual_seed(0)
+    theirs = DistributedDataParallel(copy.deepcopy(mine), find_unused_parameters=unused)
+    ours = mine
+    plan = plan_for(ours, dist.get_world_size())
+    engine = parallelize(
+        ours, plan, transport=TorchTransport(), find_unused_parameters=unused
+    )
+    their_optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    our_optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        step_function(theirs, theirs.no_sync, their_optimizer, step)
+        step_function(ours, engine.no_sync, our_optimizer, step)
+    engine.close()
+    return compare(theirs.module, ours)
+
+
+def compare(theirs, ours):
+    worst = "same"
+    pairs = list(zip(theirs.named_parameters(), ours.parameters(), strict=True))
+    pairs += list(zip(theirs.named_buffers(), ours.buffers(), strict=True))
+    for (name, a), b in pairs:
+        if not torch.equal(a, b):
+            if not torch.allclose(a, b, rtol=1e-5, atol=1e-6):
+                return f"{name} differs by {(a - b).abs().max()}"
+            worst = "close"
+        there, here = getattr(a, "grad", None), getattr(b, "grad", None)
+        if (there is None) != (here is None):
+            return f"{name}: .grad None there: {there is None}, here: {here is None}"
+    return worst
+
+
+def no_parameter_used_on_one_rank():
+    """Rank 0's loss reaches no parameter; its optimizer step must still take part."""
+    torch.manual_seed(0)
+    model = mlp()
+    reference = copy.deepcopy(model)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    engine = parallelize(
+        model, plan_for(model, size), transport=TorchTransport(),
+        find_unused_parameters=True,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    output = model(data(rank, 0))
+    if rank > 0:
+        value(output).backward()
+    optimizer.step()
+    engine.close()
+    for other in range(1, size):
+        (value(reference(data(other, 0))) / size).backward()
+    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    return compare(reference, model)
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {}
+    cases = {name: lambda c=case: outcome(c[0], c[1], **c[2])
+             for name, case in SCENARIOS.items()}  # fmt: skip
+    cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
+    for name, case in cases.items():
+        try:
+            mine = case()
+        except Exception:
+            mine = traceback.format_exc()
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        bad = [f"rank {r}: {o}" for r, o in enumerate(everyone)
+               if o not in ("same", "close")]  # fmt: skip
+        results[name] = bad[0] if bad else ("close" if "close" in everyone else "same")
+    if dist.get_rank() == 0:
+        print(json.dumps(results), flush=True)
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""The engine against PyTorch DDP, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from comm_plan import parallelize
+from comm_plan.collectives.local_transport import LocalTransport
+from comm_plan.errors import MismatchError, NonFiniteError, RunError
+from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
+from comm_plan.runtime.agreement import model_fingerprint, trainable
+from comm_plan.tests.harness import run_ranks
+from torch import nn
+
+ORACLE = Path(__file__).parent / "ddp_oracle.py"
+SCENARIOS = [
+    "plain",
+    "set_to_none=False",
+    "no_sync accumulation",
+    "two backwards",
+    "evaluation between",
+    "tied weights",
+    "unused parameters",
+    "checkpoint",
+    "re-entrant checkpoint",
+    "mixed dtypes",
+    "batch norm, channels last",
+    "dictionary output",
+    "no parameter used on one rank",
+]
+
+
+@cache
+def outcomes(ranks):
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         "--nproc-per-node", str(ranks), str(ORACLE)],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_two_ranks_give_bitwise_the_parameters_of_ddp(scenario):
+    """A sum of two numbers does not depend on their order."""
+    assert outcomes(2)[scenario] == "same"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_three_ranks_give_the_parameters_of_ddp_up_to_rounding(scenario):
+    assert outcomes(3)[scenario] in ("same", "close")
+
+
+def small():
+    """A model with the same parameters on every thread, whatever others draw."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return model
+
+
+def plan_for(model, world_size=1, *, buckets=None, **changes):
+    names = tuple(trainable(model))[::-1]
+    return Plan(
+        solver="hand",
+        model=PlannedModel(name="small", fingerprint=model_fingerprint(model)),
+        world_size=world_size,
+        backend="local",
+        buckets=buckets or (Bucket(tensors=names[:2]), Bucket(tensors=names[2:])),
+    ).model_copy(update=changes)
+
+
+def loss_of(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return model(torch.randn(4, 6, generator=generator)).square().mean()
+
+
+def test_another_world_size_is_refused_with_the_remedy():
+    model = small()
+    with pytest.raises(MismatchError, match="--world-size 1"):
+        parallelize(model, plan_for(model, world_size=4), transport=LocalTransport())
+
+
+def test_a_tensor_missing_in_the_plan_is_named():
+    model = small()
+    plan = plan_for(model, buckets=(Bucket(tensors=("0.weight",)),))
+    with pytest.raises(MismatchError, match=r"0\.bias"):
+        parallelize(model, plan, transport=LocalTransport())
+
+
+def test_a_tensor_missing_in_the_model_is_named():
+    model = small()
+    plan = plan_for(model, buckets=(Bucket(tensors=(*trainable(model), "9.weight")),))
+    with pytest.raises(MismatchError, match=r"9\.weight"):
+        parallelize(model, plan, transport=LocalTransport())
+
+
+def test_other_shapes_are_refused():
+    plan = plan_for(small())
+    other = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+    with pytest.raises(MismatchError, match="shapes"):
+        parallelize(other, plan, transport=LocalTransport())
+
+
+def test_a_compressor_that_cannot_take_a_dtype_is_refused_by_name():
+    model = small().double()
+    names = tuple(trainable(model))
+    plan = plan_for(model, buckets=(Bucket(tensors=names, compressor=Qsgd(), collective="allgather"),))  # fmt: skip
+    with pytest.raises(MismatchError, match=r"qsgd .*0\.weight .*float64"):
+        parallelize(model, plan, transport=LocalTransport())
+
+
+def test_ranks_with_different_models_learn_the_first_difference():
+    def rank(transport):
+        model = nn.Linear(4, 3 + transport.rank)
+        plan = plan_for(model, 2, buckets=(Bucket(tensors=("weight", "bias")),))
+        plan = plan.model_copy(
+            update={"model": PlannedModel(name="x", fingerprint="sha256:0")}
+        )
+        with pytest.raises(MismatchError) as caught:
+            parallelize(model, plan, transport=transport)
+        return str(caught.value)
+
+    for message in run_ranks(2, rank):
+        assert "x" in message
+
+
+def test_ranks_with_different_plans_are_refused():
+    def rank(transport):
+        model = small()
+        plan = plan_for(model, 2, solver=f"solver-{transport.rank}")
+        with pytest.raises(MismatchError, match="rank 1 has plan"):
+            parallelize(model, plan, transport=transport)
+
+    run_ranks(2, rank)
+
+
+def test_a_missing_gradient_is_an_error_that_names_the_parameter():
+    model = nn.ModuleDict({"used": nn.Linear(6, 3), "spare": nn.Linear(6, 3)})
+    plan = plan_for(model)
+    engine = parallelize(model, plan, transport=LocalTransport())
+    with pytest.raises(RunError, match=r"spare\.(weight|bias)"):
+        model["used"](torch.ones(2, 6)).sum().backward()
+    engine.close()
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    model = nn.Embedding(10, 4, sparse=True)
+    plan = plan_for(model, buckets=(Bucket(tensors=("weight",)),))
+    engine = parallelize(model, plan, transport=LocalTransport())
+    with pytest.raises(Exception, match="weight has a sparse gradient"):
+        model(torch.tensor([1, 2])).sum().backward()
+    engine.close()
+
+
+def compressed_plan(model, world_size, spec=None, collective="allgather"):
+    spec = spec or TopK(density=0.2)
+    names = tuple(trainable(model))[::-1]
+    return plan_for(
+        model,
+        world_size,
+        buckets=(
+            Bucket(tensors=names[:2], compressor=spec, collective=collective),
+            Bucket(tensors=names[2:], compressor=spec, collective=collective),
+        ),
+    )
+
+
+def poisoned_step(transport, on_nonfinite, collective):
+    """Return engine, model and all residuals before and after a step with NaN."""
+    model = small()
+    plan = compressed_plan(model, transport.world_size, collective=collective)
+    engine = parallelize(model, plan, transport=transport, on_nonfinite=on_nonfinite)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(seed, factor=1.0):
+        optimizer.zero_grad()
+        (loss_of(model, seed + transport.rank) * factor).backward()
+        optimizer.step()
+
+    step(1)
+    before = [p.detach().clone() for p in model.parameters()]
+    error = None
+    try:
+        step(2, torch.nan if transport.rank == 1 else 1.0)
+    except NonFiniteError as caught:
+        error = str(caught)
+    after = [p.detach().clone() for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters()]
+    residuals = [
+        tensor
+        for quantities in engine.state_dict()["tensors"].values()
+        for tensor in quantities.values()
+    ]
+    engine.close()
+    return before, after, gradients, residuals, error
+
+
+@pytest.mark.parametrize("collective", ["allgather", "gtopk"])
+@pytest.mark.parametrize("on_nonfinite", ["skip", "stop", "propagate"])
+def test_nan_on_one_rank_never_reaches_a_residual(on_nonfinite, collective):
+    for before, after, gradients, residuals, error in run_ranks(
+        3, poisoned_step, on_nonfinite, collective
+    ):
+        assert all(torch.isfinite(residual).all() for residual in residuals)
+        if on_nonfinite == "skip":
+            assert all(gradient is None for gradient in gradients)
+        if on_nonfinite == "propagate":
+            assert all(gradient.isnan().all() for gradient in gradients)
+        else:
+            assert all(map(torch.equal, before, after))
+        assert (error is not None) == (on_nonfinite == "stop")
+        assert error is None or "rank 1" in error
+
+
+def test_a_nan_of_a_dense_bucket_skips_the_step_too():
+    model = small()
+    engine = parallelize(
+        model, plan_for(model), transport=LocalTransport(), on_nonfinite="skip"
+    )
+    (loss_of(model) * torch.nan).backward()
+    assert engine.skipped_steps == 1
+    assert all(p.grad is None for p in model.parameters())
+    engine.close()
+
+
+def run_steps(transport, first, second, steps=3):
+    """Train `steps` under `first`, carry the state to a new engine under `second`."""
+    model = small()
+    engine = parallelize(model, first(model, transport.world_size), transport=transport)
+    total = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+    applied = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+    references = [small() for _ in range(transport.world_size)]
+
+    def step(seed):
+        model.zero_grad()
+        loss_of(model, seed + 10 * transport.rank).backward()
+        for rank, reference in enumerate(references):
+            reference.load_state_dict(model.state_dict())
+            reference.zero_grad()
+            loss_of(reference, seed + 10 * rank).backward()
+            for name, p in trainable(reference).items():
+                total[name] += p.grad
+        for name, p in trainable(model).items():
+            applied[name] += transport.world_size * p.grad
+
+    for seed in range(steps):
+        step(seed)
+    state = engine.state_dict()
+    engine.close()
+    engine = parallelize(
+        model, second(model, transport.world_size), transport=transport
+    )
+    engine.load_state_dict(state)
+    for seed in range(steps, 2 * steps):
+        step(seed)
+    left = engine.state_dict()["tensors"]
+    engine.close()
+    for name in total:
+        residual = left.get(name, {}).get("residual", torch.zeros(total[name].numel()))
+        transport.all_reduce(residual)
+        torch.testing.assert_close(
+            total[name].flatten(),
+            applied[name].flatten() + residual,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def one_bucket_topk(model, world_size):
+    names = tuple(trainable(model))[::-1]
+    spec = TopK(density=0.5)
+    return plan_for(
+        model,
+        world_size,
+        buckets=(Bucket(tensors=names, compressor=spec, collective="gtopk"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "second",
+    [compressed_plan, one_bucket_topk, plan_for],
+    ids=["same", "gtopk", "dense"],
+)
+def test_no_gradient_is_lost_when_the_plan_changes(second):
+    run_ranks(3, run_steps, compressed_plan, second)
+
+
+def test_no_sync_leaves_residuals_alone():
+    model = small()
+    engine = parallelize(model, compressed_plan(model, 1), transport=LocalTransport())
+    with engine.no_sync():
+        loss_of(model).backward()
+    tensors = engine.state_dict()["tensors"]
+    assert all(not q["residual"].any() for q in tensors.values())
+    assert engine.step == 0
+    engine.close()
+
+
+def test_half_precision_is_close_to_the_mean():
+    def rank(transport):
+        model = small()
+        names = tuple(trainable(model))
+        plan = plan_for(model, 3, buckets=(Bucket(tensors=names, compressor=Fp16()),))
+        engine = parallelize(model, plan, transport=transport)
+        loss_of(model, transport.rank).backward()
+        engine.close()
+        reference = small()
+        for other in range(3):
+            (loss_of(reference, other) / 3).backward()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=2e-3, atol=1e-4)
+
+    run_ranks(3, rank)
+
+
+def test_a_dropped_engine_does_not_linger():
+    model = small()
+    engine = parallelize(model, plan_for(model), transport=LocalTransport())
+    engine.close()
+    loss_of(model).backward()
+    assert engine.step == 0
