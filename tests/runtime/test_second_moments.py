@@ -1,0 +1,401 @@
+"""Claims about per-sample second moments, against a loop over samples."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import linear, one_hot
+
+from comm_plan.errors import MismatchError
+from comm_plan.runtime.second_moments import (
+    ExactSecondMoments,
+    MicroBatchSecondMoments,
+    closed_forms,
+)
+
+quick = settings(max_examples=15, deadline=None)
+sizes = st.integers(1, 4)
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Scale(nn.Module):
+    """A layer that nobody has a closed form for."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x):
+        """Return a tensor shaped like ``x``."""
+        return torch.tanh(x * self.scale) * self.scale
+
+
+def mean_loss(model, inputs):
+    """Return the mean over samples of a loss that is not linear in the output."""
+    per_sample = torch.sin(model(inputs)).flatten(1).square().sum(1)
+    return per_sample.mean()
+
+
+def loop_over_samples(model, inputs):
+    """Return the second moments of all trained parameters, sample by sample."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    totals = [torch.zeros_like(p) for p in parameters]
+    for sample in inputs.split(1):
+        loss = mean_loss(model, sample) / len(inputs)
+        gradients = torch.autograd.grad(loss, parameters)
+        for total, gradient in zip(totals, gradients, strict=True):
+            total += gradient.square()
+    return totals
+
+
+def exact(model, inputs):
+    """Return what is there when each parameter's gradient is ready."""
+    moments, found = ExactSecondMoments(model), {}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: found.update({p: moments.of(p)})
+        )
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    mean_loss(model, inputs).backward()
+    for handle in handles:
+        handle.remove()
+    moments.remove()
+    return [found[p] for p in model.parameters() if p.requires_grad]
+
+
+def check(model, inputs):
+    model.double()
+    inputs = inputs if inputs.dtype == torch.int64 else inputs.double()
+    expected = loop_over_samples(model, inputs)
+    for moment, oracle in zip(exact(model, inputs), expected, strict=True):
+        torch.testing.assert_close(moment, oracle)
+
+
+@given(batch=sizes, width=sizes, hidden=sizes, seed=seeds)
+@quick
+def test_mlp(batch, width, hidden, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, 3)
+    )
+    check(model, torch.randn(batch, width))
+
+
+@given(batch=sizes, length=sizes, width=sizes, hidden=sizes, seed=seeds)
+@quick
+def test_linear_and_norms_over_sequences(batch, length, width, hidden, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.LayerNorm(width),
+        nn.Linear(width, hidden, bias=False),
+        nn.LayerNorm([length, hidden]),
+        nn.RMSNorm(hidden),
+        nn.Linear(hidden, 2),
+    )
+    check(model, torch.randn(batch, length, width))
+
+
+@given(
+    batch=sizes,
+    groups=st.integers(1, 2),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.integers(1, 2),
+    padding=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+    dilation=st.integers(1, 2),
+    padding_mode=st.sampled_from(["zeros", "circular", "replicate"]),
+    seed=seeds,
+)
+@quick
+def test_cnn(batch, groups, kernel, stride, padding, dilation, padding_mode, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(
+            2 * groups,
+            4,
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
+        ),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    check(model, torch.randn(batch, 2 * groups, 6, 7))
+
+
+@given(
+    batch=sizes,
+    kernel=st.integers(1, 4),
+    padding=st.sampled_from(["same", "valid", 2]),
+    seed=seeds,
+)
+@quick
+def test_cnn_over_one_dimension(batch, kernel, padding, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv1d(3, 4, kernel, padding=padding), nn.Tanh(), nn.Conv1d(4, 2, 1)
+    )
+    if padding == "same" and kernel % 2 == 0:
+        model[0] = nn.Conv1d(3, 4, kernel + 1, padding=padding, dilation=2)
+    check(model, torch.randn(batch, 3, 9))
+
+
+@given(
+    batch=sizes,
+    length=sizes,
+    padding_idx=st.sampled_from([None, 1]),
+    seed=seeds,
+)
+@quick
+def test_embedding_sums_the_uses_within_a_sample(batch, length, padding_idx, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding_idx), nn.Linear(3, 2))
+    check(model, torch.randint(5, (batch, length)))
+
+
+@given(batch=sizes, width=sizes, seed=seeds)
+@quick
+def test_layers_without_closed_form_are_vectorised(batch, width, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(width, 2),
+        Scale(2),
+        nn.PReLU(),
+        nn.Unflatten(1, (2, 1)),
+        nn.ConvTranspose1d(2, 3, 2),
+    )
+    check(model, torch.randn(batch, width))
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 10**6])
+def test_the_size_of_chunks_changes_nothing(chunk, monkeypatch):
+    monkeypatch.setattr(closed_forms, "CHUNK_NUMEL", chunk)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Linear(6, 4))
+    check(model, torch.randn(5, 2, 8))
+
+
+def test_frozen_parameters_and_frozen_batch_norm_are_left_alone():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[1].eval().requires_grad_(False)
+    model[0].weight.requires_grad_(False)
+    check(model, torch.randn(5, 3))
+
+
+def test_backward_passes_add_up_until_they_are_asked_for():
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
+    expected = loop_over_samples(model, inputs)
+    moments = ExactSecondMoments(model)
+    for half in inputs.chunk(2):
+        (mean_loss(model, half) / 2).backward()
+    torch.testing.assert_close(moments.of(model.weight), expected[0])
+    with pytest.raises(MismatchError, match="parameter weight"):
+        moments.of(model.weight)
+
+
+def test_evaluation_in_between_leaves_no_trace():
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
+    expected = loop_over_samples(model, inputs)
+    moments = ExactSecondMoments(model)
+    mean_loss(model, inputs[:2])  # never backward
+    with torch.no_grad():
+        mean_loss(model, inputs[:1])
+    mean_loss(model, inputs).backward()
+    torch.testing.assert_close(moments.of(model.weight), expected[0])
+
+
+def test_only_wanted_parameters_are_computed():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    moments = ExactSecondMoments(model, [model[1].weight])
+    mean_loss(model, torch.randn(4, 3)).backward()
+    assert moments.of(model[1].weight).shape == (2, 2)
+    with pytest.raises(MismatchError, match=r"parameter 0\.weight"):
+        moments.of(model[0].weight)
+
+
+def test_batch_normalisation_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with pytest.raises(MismatchError, match=r"layer 1 .*MicroBatchSecondMoments"):
+        ExactSecondMoments(model)
+
+
+def test_shared_parameters_are_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    with pytest.raises(MismatchError, match=r"0\.weight is shared with 1\.weight"):
+        ExactSecondMoments(model)
+
+
+def test_frequencies_of_the_batch_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(3, 3, scale_grad_by_freq=True))
+    with pytest.raises(MismatchError, match="layer 0 "):
+        ExactSecondMoments(model)
+
+
+class Named(nn.Module):
+    """Calls its layer ``fc`` in the way a test wants."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.lstm = nn.LSTM(3, 3, batch_first=True)
+        self.call = call
+
+    def forward(self, x):
+        """Return what ``call`` makes of ``x``."""
+        return self.call(self, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m.fc(m.fc(x)), "layer fc .* more than once"),
+        (lambda m, x: m.fc(x.flatten(0, 1)).view(4, -1), r"layer fc .*\[8, 3\].* of 4"),
+        (lambda m, x: m.fc(input=x), "layer fc .* positional"),
+        (lambda m, x: m.lstm(x)[0], "layer lstm .* positional"),
+    ],
+)
+def test_uses_that_hide_samples_are_refused_by_name(call, message):
+    model = Named(call)
+    moments = ExactSecondMoments(model)
+    with pytest.raises(MismatchError, match=message):
+        mean_loss(model, torch.randn(4, 2, 3)).backward()
+    moments.remove()
+
+
+def test_a_layer_used_past_its_module_has_no_moments():
+    model = Named(lambda m, x: linear(x, m.fc.weight))
+    moments = ExactSecondMoments(model)
+    mean_loss(model, torch.randn(4, 2, 3)).backward()
+    with pytest.raises(MismatchError, match=r"parameter fc\.weight"):
+        moments.of(model.fc.weight)
+
+
+def test_a_random_layer_is_refused_by_name():
+    class Noisy(Scale):
+        def forward(self, x):
+            return super().forward(x) * torch.rand_like(x)
+
+    model = nn.Sequential(Noisy(3))
+    moments = ExactSecondMoments(model)
+    with pytest.raises(MismatchError, match=r"layer 0 \(Noisy\) cannot be vectorised"):
+        mean_loss(model, torch.randn(4, 3)).backward()
+    moments.remove()
+
+
+def test_removed_hooks_compute_nothing():
+    model = nn.Linear(3, 2)
+    moments = ExactSecondMoments(model)
+    moments.remove()
+    mean_loss(model, torch.randn(4, 3)).backward()
+    with pytest.raises(MismatchError):
+        moments.of(model.weight)
+
+
+def micro_batches(model, inputs, m):
+    moments = MicroBatchSecondMoments(model, m)
+    for part in inputs.chunk(m):
+        (mean_loss(model, part) / m).backward()
+    estimates = [moments.of(parameter) for parameter in model.parameters()]
+    moments.remove()
+    model.zero_grad()
+    return estimates
+
+
+@given(batch=st.integers(2, 5), width=sizes, seed=seeds)
+@quick
+def test_micro_batches_of_one_sample_are_exact(batch, width, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(width, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    inputs = torch.randn(batch, width).double()
+    estimates = micro_batches(model, inputs, batch)
+    for estimate, oracle in zip(
+        estimates, loop_over_samples(model, inputs), strict=True
+    ):
+        torch.testing.assert_close(estimate, oracle)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_estimate_is_unbiased_also_where_the_mean_is_large(m):
+    batch, draws = 8, 20_000
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.tensor([0.0, 0.5, 3.0], dtype=torch.float64)
+    samples = torch.randn(batch, draws, 3, generator=generator).double() + mean
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(draws, 3, dtype=torch.float64))
+
+        def forward(self, x):  # the gradient of sample z is x_z
+            return (x * self.weight).flatten(1).sum(1)
+
+    model = Inner()
+    moments = MicroBatchSecondMoments(model, m)
+    for part in samples.chunk(m):
+        (model(part).mean() / m).backward()
+    average = moments.of(model.weight).mean(0)
+    exact = (samples / batch).square().sum(0).mean(0)
+    torch.testing.assert_close(average, exact, rtol=0.02, atol=0)
+
+
+def test_each_step_starts_anew():
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
+    moments = MicroBatchSecondMoments(model, 2)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        for part in inputs.chunk(2):
+            (mean_loss(model, part) / 2).backward()
+        found.append(moments.of(model.weight))
+        moments.of(model.bias)
+    assert torch.equal(found[0], found[1])
+
+
+def test_layers_that_exact_refuses_have_an_estimate():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    for estimate in micro_batches(model, torch.randn(8, 3), 2):
+        assert (estimate >= 0).all() and estimate.isfinite().all()
+
+
+def test_a_missing_micro_batch_is_named():
+    model = nn.Linear(3, 2)
+    moments = MicroBatchSecondMoments(model, 3)
+    mean_loss(model, torch.randn(2, 3)).backward()
+    with pytest.raises(
+        MismatchError, match="weight saw 1 backward passes instead of 3"
+    ):
+        moments.of(model.weight)
+
+
+def test_one_micro_batch_shows_no_variance():
+    with pytest.raises(MismatchError, match="at least 2"):
+        MicroBatchSecondMoments(nn.Linear(1, 1), 1)
+
+
+def test_inputs_may_be_nested():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 1)
+
+        def forward(self, scale, *, batch):
+            return self.fc(one_hot(batch["tokens"][0], 5).float()) * scale
+
+    model = Nested()
+    moments = ExactSecondMoments(model)
+    output = model(torch.tensor(2.0), batch={"tokens": (torch.tensor([1, 4, 4]),)})
+    output.mean().backward()
+    expected = torch.tensor([[0.0, 1.0, 0.0, 0.0, 2.0]]) * (2 / 3) ** 2
+    torch.testing.assert_close(moments.of(model.fc.weight), expected)
