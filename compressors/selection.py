@@ -1,0 +1,201 @@
+"""The k largest magnitudes, exactly, in one pass that also adds the gradient.
+
+On CPU ``torch.topk`` and a full partition are an order of magnitude slower than memory.
+Here the data is read once:
+
+1. A sample of runs of neighbouring elements (whole cache lines) gives a threshold that
+   a little more than k elements are expected to exceed.
+2. Chunk by chunk, while the chunk is in cache: add the gradient to the residual and
+   collect what exceeds the threshold. When far more are collected than expected, only
+   the largest k so far are kept, and the smallest of them is the new threshold.
+3. A partition of the few candidates selects exactly k. Had fewer than k elements
+   exceeded the sampled threshold, the pass is repeated without one.
+
+Sampling for the threshold is what the LAGS paper does; here the sample decides how long
+it takes, never what is selected. Of equal magnitudes the lowest indices win,
+so the result is a function of the data alone, which a bitwise resume needs. Selected
+elements leave in ascending order of index, and are set to zero in the residual.
+
+On CUDA the Triton kernel of :mod:`~comm_plan.compressors.triton_selection` does the
+same; where Triton is missing, PyTorch's own operations do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Integers: TypeAlias = npt.NDArray[np.intp]
+Selection: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+CHUNK_NUMEL = 1 << 16  # residual, gradient and scratch of a chunk stay in cache
+SMALL_NUMEL = 1 << 13  # below, a partition of everything is quicker than chunks
+HIGH_DENSITY = 0.125  # above, candidates are too many to be worth collecting
+
+SAMPLED_ABOVE = 128  # how many sampled elements should exceed the true threshold
+SAMPLE_RUN = 16  # floats in a cache line
+SAMPLE_SHARE = 1 / 32  # never sample more than this share of the elements
+SAMPLE_SIGMAS = 4.0  # how far below its estimate the threshold is put
+
+
+def accumulate_and_select(
+    residual: torch.Tensor, gradient: torch.Tensor, k: int, state: Any = None
+) -> Selection:
+    """Add ``gradient`` to ``residual`` and take out the ``k`` largest magnitudes.
+
+    Args:
+        residual: [numel] float32, contiguous, finite; changed in place: the gradient is
+            added, then what is selected is set to zero.
+        gradient: [numel], contiguous; float32, float16 or bfloat16.
+        k: how many elements to select, 1 <= k <= numel.
+        state: the :func:`fresh_state` of this residual, kept from step to step; it
+            makes the CUDA kernel faster and changes no result.
+
+    Returns:
+        values [k] float32 and indices [k] int32, by ascending index.
+    """
+    if residual.is_cuda:
+        kernel = _triton()
+        if kernel is None:
+            return _with_torch(residual, gradient, k)
+        selection: Selection = kernel.accumulate_and_select(
+            residual, gradient, k, state
+        )
+        return selection
+    if gradient.dtype != torch.float32:
+        gradient = gradient.float()
+    values, indices = _accumulate_and_select(residual.numpy(), gradient.numpy(), k)
+    return torch.from_numpy(values), torch.from_numpy(indices.astype(np.int32))
+
+
+def fresh_state(device: torch.device) -> Any:
+    """Return what the selection on ``device`` remembers of a tensor; None on CPU."""
+    kernel = _triton() if device.type == "cuda" else None
+    return None if kernel is None else kernel.SelectionState.fresh(device)
+
+
+def largest(values: Floats, k: int) -> Integers:
+    """Return the ascending indices of the ``k`` largest magnitudes of ``values``.
+
+    Of equal magnitudes the lowest indices are taken.
+    """
+    if k == values.size:
+        return np.arange(k)
+    magnitudes = np.abs(values)
+    smallest = np.partition(magnitudes, values.size - k)[values.size - k]
+    keep = magnitudes > smallest
+    ties = np.flatnonzero(magnitudes == smallest)
+    keep[ties[: k - np.count_nonzero(keep)]] = True
+    return np.flatnonzero(keep)
+
+
+def _accumulate_and_select(
+    residual: Floats, gradient: Floats, k: int
+) -> tuple[Floats, Integers]:
+    if residual.size < SMALL_NUMEL or k > HIGH_DENSITY * residual.size:
+        np.add(residual, gradient, out=residual)
+        indices = largest(residual, k)
+    else:
+        threshold = _sampled_threshold(residual, gradient, k)
+        candidates = _filter(residual, gradient, k, threshold)
+        if candidates.count < k:
+            candidates = _filter(residual, None, k, -1.0)
+        indices = candidates.select()
+    values = residual[indices]
+    residual[indices] = 0
+    return values, indices
+
+
+def _sampled_threshold(residual: Floats, gradient: Floats, k: int) -> float:
+    """Return a magnitude that more than ``k`` elements of the sum probably exceed."""
+    numel = residual.size
+    wanted = min(SAMPLED_ABOVE * numel / k, SAMPLE_SHARE * numel)
+    runs = max(1, int(wanted) // SAMPLE_RUN)
+    stride = numel // runs
+
+    def sample(array: Floats) -> Floats:
+        return array[: runs * stride].reshape(runs, stride)[:, :SAMPLE_RUN]
+
+    magnitudes = np.abs(sample(residual) + sample(gradient)).ravel()
+    above = magnitudes.size * k / numel
+    rank = min(magnitudes.size, int(above + SAMPLE_SIGMAS * above**0.5) + 1)
+    return float(np.partition(magnitudes, -rank)[-rank])
+
+
+def _filter(
+    residual: Floats, gradient: Floats | None, k: int, threshold: float
+) -> _Candidates:
+    """Add the gradient, where given, and collect what may be among the largest k."""
+    candidates = _Candidates(k, threshold)
+    scratch = np.empty(CHUNK_NUMEL, np.float32)
+    above = np.empty(CHUNK_NUMEL, np.bool_)
+    for start in range(0, residual.size, CHUNK_NUMEL):
+        chunk = residual[start : start + CHUNK_NUMEL]
+        if gradient is not None:
+            np.add(chunk, gradient[start : start + CHUNK_NUMEL], out=chunk)
+        magnitudes, mask = scratch[: chunk.size], above[: chunk.size]
+        np.abs(chunk, out=magnitudes)
+        np.greater(magnitudes, candidates.threshold, out=mask)
+        candidates.extend(start, chunk, mask.nonzero()[0])
+    return candidates
+
+
+class _Candidates:
+    """The elements above a rising threshold, by ascending index.
+
+    Attributes:
+        threshold: once k elements are known that reach it, a later one must exceed it.
+        count: how many elements are held.
+    """
+
+    def __init__(self, k: int, threshold: float) -> None:
+        self.threshold = np.float32(threshold)
+        self.count = 0
+        self._k = k
+        self._limit = 4 * k + CHUNK_NUMEL
+        self._values: list[Floats] = []
+        self._indices: list[Integers] = []
+
+    def extend(self, start: int, chunk: Floats, positions: Integers) -> None:
+        """Take the elements at ``positions`` of the chunk that begins at ``start``."""
+        self._values.append(chunk[positions])
+        self._indices.append(positions + start)
+        self.count += positions.size
+        if self.count > self._limit:
+            self._shrink()
+
+    def select(self) -> Integers:
+        """Return the indices of the largest k, ascending."""
+        self._shrink()
+        return self._indices[0]
+
+    def _shrink(self) -> None:
+        values = np.concatenate(self._values)
+        keep = largest(values, self._k)
+        self._values = [values[keep]]
+        self._indices = [np.concatenate(self._indices)[keep]]
+        self.count = self._k
+        self.threshold = np.abs(self._values[0]).min()
+
+
+@cache
+def _triton() -> Any:
+    """Return the module of the CUDA kernel, None where Triton is not installed."""
+    if find_spec("triton") is None:
+        return None
+    return import_module("comm_plan.compressors.triton_selection")
+
+
+def _with_torch(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> Selection:
+    residual.add_(gradient)
+    indices = residual.abs().topk(k, sorted=False).indices.sort().values
+    values = residual[indices]
+    residual[indices] = 0
+    return values, indices.int()

@@ -1,0 +1,161 @@
+"""Top-k with error feedback: the largest elements now, the rest later.
+
+Per tensor and step (LAGS, Algorithm 1; gTop-k, Algorithm 1)::
+
+    residual += gradient
+    send the k elements of residual of largest magnitude, and set them to zero
+
+Nothing is lost: over all ranks, the gradients plus the old residuals equal P times the
+applied mean plus the new residuals. Each tensor keeps its own k; the message is the
+values and the int32 indices (local to their tensor) of one tensor after the other.
+Selection happens in :meth:`~TopKCompressor.add`, so that it overlaps with backward.
+
+Two collectives carry it. ``allgather`` brings every rank's message. ``gtopk`` brings
+one, the k largest of the sum, and hands what its tree dropped to
+:meth:`~TopKCompressor.put_back` on the rank that dropped it.
+
+Options (Deep Gradient Compression, section 3): ``clip_norm`` scales a tensor's gradient
+to at most that norm before it is accumulated; ``momentum_correction`` m accumulates
+``velocity = m * velocity + gradient`` instead, and clears the velocity of what is sent
+(factor masking). The optimizer then has to run without momentum of its own.
+
+Differences from the papers: the gradient is sparsified, not the gradient times the
+learning rate, so that any optimizer and schedule applies its own. ``clip_norm`` is for
+a tensor on a rank, as given; DGC takes a norm of the whole model over sqrt(P).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
+from comm_plan.compressors.selection import accumulate_and_select, fresh_state
+from comm_plan.plans.compression import selected
+
+VELOCITY = "velocity"
+
+
+class TopKCompressor(Compressor):
+    """Sends values [sum of k] float32 and indices [sum of k] int32."""
+
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def __init__(
+        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Start with nothing left unsent."""
+        super().__init__(spec, collective, slots, context)
+        self._densities = spec.densities(len(self.slots))
+        self.state[RESIDUAL] = self._zeros()
+        if spec.momentum_correction:
+            self.state[VELOCITY] = self._zeros()
+        self._selections = [fresh_state(context.device) for _ in self.slots]
+        self._ks: list[int] = []
+        self._sent: Message = ()
+        self._received: Sequence[Message] = ()
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many elements of each tensor a message holds, equal on all ranks."""
+        return self._ks
+
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Accumulate ``gradient`` and move the largest elements to the message."""
+        self._fit_message()
+        if self.spec.clip_norm is not None:
+            gradient = clipped(gradient, self.spec.clip_norm)
+        if self.spec.momentum_correction:
+            velocity = self.state[VELOCITY][index]
+            gradient = velocity.mul_(self.spec.momentum_correction).add_(gradient)
+        values, indices = accumulate_and_select(
+            self.state[RESIDUAL][index],
+            gradient,
+            self._ks[index],
+            self._selections[index],
+        )
+        if self.spec.momentum_correction:
+            velocity[indices] = 0
+        sent_values, sent_indices = self._segment(self._sent, index)
+        sent_values.copy_(values)
+        sent_indices.copy_(indices)
+
+    def encode(self) -> Message:
+        """Return (values, indices), by tensor and then by ascending index."""
+        self._received = ()
+        return self._sent
+
+    def decode(self, messages: Sequence[Message]) -> None:
+        """Take every rank's message, or the one that a ``gtopk`` tree returned."""
+        self._received = messages
+
+    def write(self, index: int, out: torch.Tensor) -> None:
+        """Overwrite ``out`` with the sum of the messages over the world size."""
+        total = out if out.dtype == torch.float32 else out.float()
+        total.zero_()
+        for message in self._received:
+            values, indices = self._segment(message, index)
+            total.index_add_(0, indices, values, alpha=1.0 / self.context.world_size)
+        if total is not out:
+            out.copy_(total)
+
+    def put_back(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+        """Return what an aggregation dropped to the residual of tensor ``index``.
+
+        Args:
+            index: which slot.
+            values: [n] float32.
+            indices: [n] int32, local to the tensor.
+        """
+        self.state[RESIDUAL][index].index_add_(0, indices, values)
+
+    def undo(self) -> None:
+        """Return to the residuals what was sent and must not be applied.
+
+        Before it is aggregated, that is the own message. After ``gtopk`` it is the
+        combined one, once, on rank 0: its tree has put back all else. The velocity of
+        momentum correction stays cleared where elements had been selected.
+        """
+        message = self._sent
+        if self.collective == "gtopk" and self._received:
+            if self.context.rank != 0:
+                return
+            message = self._received[0]
+        for index in range(len(self.slots)):
+            self.put_back(index, *self._segment(message, index))
+
+    def _zeros(self) -> list[torch.Tensor]:
+        device = self.context.device
+        return [torch.zeros(slot.numel, device=device) for slot in self.slots]
+
+    def _fit_message(self) -> None:
+        """Lay the message out anew where a density warm-up changed the ks."""
+        ks = [
+            selected(slot.numel, max(density, self.density_floor))
+            for slot, density in zip(self.slots, self._densities, strict=True)
+        ]
+        if ks != self._ks:
+            self._ks = ks
+            values = torch.zeros(sum(ks), device=self.context.device)
+            self._sent = values, values.int()
+
+    def _segment(
+        self, message: Message, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        start, k = sum(self._ks[:index]), self._ks[index]
+        values, indices = message
+        return values[start : start + k], indices[start : start + k]
+
+
+def clipped(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """Return ``gradient``, scaled down where its norm exceeds ``max_norm``."""
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    scale: torch.Tensor = (max_norm / norm).clamp(max=1.0)
+    return gradient * scale

@@ -1,0 +1,138 @@
+"""Claims about the selection of the k largest magnitudes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comm_plan.compressors import selection
+from comm_plan.compressors.selection import accumulate_and_select
+
+NUMEL = 3 * selection.CHUNK_NUMEL + 123
+
+
+def normal(rng):
+    return rng.standard_normal(NUMEL)
+
+
+ADVERSARIES = {
+    "all equal": lambda rng: np.full(NUMEL, -3.0),
+    "all zero": lambda rng: np.zeros(NUMEL),
+    "negative zero": lambda rng: np.full(NUMEL, -0.0),
+    "denormal": lambda rng: rng.integers(-99, 99, NUMEL) * 1e-44,
+    "few distinct": lambda rng: rng.integers(-2, 3, NUMEL),
+    "two levels": lambda rng: np.where(rng.random(NUMEL) < 1e-3, 2.0, 1.0),
+    "ascending": lambda rng: np.sort(normal(rng)),
+    "ascending magnitudes": lambda rng: np.arange(NUMEL) * -1.0,
+    "descending magnitudes": lambda rng: np.arange(NUMEL)[::-1] * 1.0,
+    "heavy tails": lambda rng: rng.standard_cauchy(NUMEL),
+    "huge": lambda rng: normal(rng) * 1e37,
+    "mostly zero": lambda rng: normal(rng) * (rng.random(NUMEL) < 1e-3),
+    "all in the last chunk": lambda rng: normal(rng) * (np.arange(NUMEL) > NUMEL - 500),
+    "seen by the sample": lambda rng: normal(rng) * (np.arange(NUMEL) % 1573 < 16),
+    "unseen by the sample": lambda rng: normal(rng) * (np.arange(NUMEL) % 1573 > 99),
+    "normal": normal,
+}
+
+
+def oracle(values: np.ndarray, k: int) -> np.ndarray:
+    """The indices of the k largest magnitudes, lowest indices first among equals."""
+    return np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
+
+
+def check(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:
+    total = (residual + gradient).numpy()
+    values, indices = accumulate_and_select(residual, gradient, k)
+    expected = oracle(total, k)
+    np.testing.assert_array_equal(indices.numpy(), expected)
+    np.testing.assert_array_equal(values.numpy(), total[expected])
+    total[expected] = 0
+    np.testing.assert_array_equal(residual.numpy(), total)
+    assert (values.dtype, indices.dtype) == (torch.float32, torch.int32)
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+@pytest.mark.parametrize("k", [1, 20, 200, 2000, NUMEL // 20, NUMEL // 3, NUMEL])
+def test_selects_the_largest_of_adversarial_data(name, k):
+    rng = np.random.default_rng(k)
+    total = torch.from_numpy(ADVERSARIES[name](rng).astype(np.float32))
+    residual = torch.zeros(NUMEL) if k % 2 else total.clone()
+    gradient = total if k % 2 else torch.zeros(NUMEL)
+    check(residual, gradient, k)
+
+
+@pytest.mark.parametrize("k", [1, 200, 2000, 50_000])
+def test_agrees_with_torch_topk(k):
+    data = torch.randn(NUMEL, generator=torch.Generator().manual_seed(k))
+    values, _ = accumulate_and_select(torch.zeros(NUMEL), data, k)
+    torch.testing.assert_close(
+        values.abs().sort(descending=True).values,
+        data.abs().topk(k).values,
+        rtol=0,
+        atol=0,
+    )
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_selects_the_largest_of_small_tensors(data):
+    floats = st.floats(-4, 4, width=16)
+    numel = data.draw(st.integers(1, 40))
+    tensors = st.lists(floats, min_size=numel, max_size=numel)
+    residual = torch.tensor(data.draw(tensors))
+    gradient = torch.tensor(data.draw(tensors))
+    check(residual, gradient, data.draw(st.integers(1, numel)))
+
+
+@pytest.mark.parametrize("guess", [-1.0, 0.0, 1.0, 3.29, 100.0])
+@pytest.mark.parametrize("data", ["normal", "few distinct", "ascending magnitudes"])
+def test_the_sampled_threshold_does_not_change_the_result(monkeypatch, guess, data):
+    monkeypatch.setattr(selection, "_sampled_threshold", lambda *_: guess)
+    total = ADVERSARIES[data](np.random.default_rng(5)).astype(np.float32)
+    check(torch.zeros(NUMEL), torch.from_numpy(total), 200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gradients_are_accumulated_in_float32(dtype):
+    residual = torch.full((NUMEL,), 1e-5)
+    gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = residual + gradient.float()
+    _, indices = accumulate_and_select(residual, gradient, 200)
+    expected[indices] = 0
+    assert torch.equal(residual, expected)
+
+
+def test_plain_torch_operations_select_the_same():
+    generator = torch.Generator().manual_seed(3)
+    residual = torch.randn(NUMEL, generator=generator)
+    gradient = torch.randn(NUMEL, generator=generator)
+    other = residual.clone()
+    values, indices = accumulate_and_select(residual, gradient, 200)
+    by_torch = selection._with_torch(other, gradient, 200)
+    assert torch.equal(by_torch[0], values)
+    assert torch.equal(by_torch[1], indices)
+    assert torch.equal(other, residual)
+
+
+def test_the_gradient_is_only_read():
+    gradient = torch.randn(NUMEL)
+    before = gradient.clone()
+    accumulate_and_select(torch.zeros(NUMEL), gradient, 200)
+    assert torch.equal(gradient, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("data", ["normal", "few distinct"])
+def test_gpu_selects_the_same_as_cpu(data):
+    total = ADVERSARIES[data](np.random.default_rng(9)).astype(np.float32)
+    gradient = torch.from_numpy(total)
+    residual, on_gpu = torch.zeros(NUMEL), torch.zeros(NUMEL, device="cuda")
+    state = selection.fresh_state(on_gpu.device)
+    for _ in range(3):
+        expected = accumulate_and_select(residual, gradient, 200)
+        got = accumulate_and_select(on_gpu, gradient.cuda(), 200, state)
+        assert torch.equal(got[0].cpu(), expected[0])
+        assert torch.equal(got[1].cpu(), expected[1])
+        assert torch.equal(on_gpu.cpu(), residual)
