@@ -1,0 +1,130 @@
+"""Auto: the least compression that reaches the best iteration time.
+
+1. ``joint`` finds the fastest plan over all allowed compressors, collectives and, for
+   sparse methods, a grid of densities.
+2. Convergence suffers from the largest ratio (LAGS, Corollary 2: with its cube). So
+   the smallest ratio is looked for to which all buckets can be limited while a plan
+   within the tolerance of the best time remains; that plan is taken.
+3. Then bucket by bucket, the most compressed first, each is given the least compressing
+   option that keeps the plan within the tolerance.
+
+Steps 1 and 2 are exact on the menu (up to a thousandth of the iteration time, see
+``joint``); step 3 is greedy. On a fast network the outcome is a dense plan: then
+compression does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comm_plan.planner import joint, optimal
+from comm_plan.planner.compression_cost import method
+from comm_plan.planner.option import Option
+from comm_plan.planner.problem import Problem, Solution
+from comm_plan.plans.compression import CompressorSpec, Dense, TopK
+
+SPARSE_RATIOS = (10, 32, 100, 316, 1000)
+BY_DEFAULT = (
+    "dense",
+    "fp16",
+    "qsgd",
+    "terngrad",
+    "terngrad-allreduce",
+    "topk",
+    "gtopk",
+)
+"""What may be used unless told otherwise, where profile and network can price it.
+
+Not the methods whose density the data decides, and bf16 costs what fp16 does.
+"""
+
+_PRECISION = 1e-3
+
+
+def solve(problem: Problem) -> Solution:
+    """Return the least compressing plan within the tolerance of the fastest.
+
+    Raises:
+        InputError: the user allows a method that is unknown or cannot be priced.
+    """
+    options = menu(problem)
+    known = min(
+        (optimal.solve(problem.sent_by(option)) for option in options),
+        key=lambda solution: _seconds(problem, solution),
+    )
+    fastest = _joint(problem, options, _seconds(problem, known)) or known
+    limit = _seconds(problem, fastest) * (1 + problem.settings.tolerance)
+    least = _least_ratio(problem, options, limit) or fastest
+    return _relaxed(problem, least, options, limit)
+
+
+def menu(problem: Problem) -> list[Option]:
+    """Return what buckets may use by ratio, dense (always allowed) first.
+
+    Raises:
+        InputError: the user allows a method that is unknown or cannot be priced.
+    """
+    asked = problem.settings.allow
+    options = [problem.prices.option(Dense())]
+    for name in BY_DEFAULT if asked is None else asked:
+        for spec, collective in _variants(name, problem.settings.max_ratio):
+            known = asked is not None or problem.prices.can(spec, collective)
+            if known and spec.kind != "dense":
+                options.append(problem.prices.option(spec, collective))
+    return sorted(options, key=lambda option: option.ratio)
+
+
+def _variants(name: str, max_ratio: float) -> list[tuple[CompressorSpec, str]]:
+    spec, _ = method(name)
+    if not isinstance(spec, TopK):
+        return [method(name)]
+    ratios = sorted({min(ratio, max_ratio) for ratio in (*SPARSE_RATIOS, max_ratio)})
+    return [method(name, density=1 / ratio) for ratio in ratios]
+
+
+def _least_ratio(
+    problem: Problem, options: Sequence[Option], limit_s: float
+) -> Solution | None:
+    """Return a plan within ``limit_s`` whose largest ratio is the smallest possible."""
+    ratios = sorted({option.ratio for option in options})
+    least = None
+    low, high = 0, len(ratios)
+    while low < high:
+        middle = (low + high) // 2
+        mild = [option for option in options if option.ratio <= ratios[middle]]
+        found = _joint(problem, mild, limit_s)
+        if found is None:
+            low = middle + 1
+        else:
+            high, least = middle, found
+    return least
+
+
+def _joint(
+    problem: Problem, options: Sequence[Option], limit_s: float
+) -> Solution | None:
+    resolution = _PRECISION * problem.compute.alone_s / len(problem)
+    return joint.best(problem, options, limit_s, resolution)
+
+
+def _relaxed(
+    problem: Problem, solution: Solution, options: Sequence[Option], limit_s: float
+) -> Solution:
+    """Give each bucket the least compressing option that keeps within ``limit_s``."""
+    chosen = list(solution.options)
+    starts, stops = solution.starts.tolist(), solution.stops.tolist()
+    for bucket in sorted(range(len(chosen)), key=lambda b: -chosen[b].ratio):
+        for option in options:
+            if option.ratio >= chosen[bucket].ratio:
+                break
+            if not option.allowed[starts[bucket] : stops[bucket]].all():
+                continue
+            trial = [*chosen[:bucket], option, *chosen[bucket + 1 :]]
+            if _seconds(problem, Solution(solution.stops, tuple(trial))) <= limit_s:
+                chosen = trial
+                break
+    return Solution(solution.stops, tuple(chosen))
+
+
+def _seconds(problem: Problem, solution: Solution) -> float:
+    return problem.simulate(solution).iteration_s

@@ -1,0 +1,88 @@
+"""One way to send a bucket, priced: a compressor, a collective, and what they cost.
+
+Everything a bucket costs is a sum over its tensors or a curve of such a sum, so an
+option keeps prefix sums over the model's L tensors, and the cost of the bucket
+``start..stop`` (stop exclusive) is a difference of two of their entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from comm_plan.planner.curve import CostCurve, FloatArray, IntArray
+from comm_plan.plans.compression import CompressorSpec, TopK
+
+BoolArray = NDArray[np.bool_]
+
+
+def prefix_sums(values: ArrayLike) -> NDArray[np.float64]:
+    """Return [L + 1] sums of the first 0, 1, ..., L of ``values`` [L]."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """One collective call for a bucket.
+
+    Attributes:
+        curve: its cost by the bytes of its buffer.
+        nbytes: [L + 1] prefix sums of the tensors' shares in that buffer.
+        fixed_nbytes: what the buffer holds besides, whatever the tensors.
+    """
+
+    curve: CostCurve
+    nbytes: FloatArray
+    fixed_nbytes: int = 0
+
+    def seconds(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
+        """Return the cost for buckets ``start..stop``."""
+        return self.curve(self.nbytes[stop] - self.nbytes[start] + self.fixed_nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A compressor with a collective, and their cost for any bucket of the model.
+
+    Attributes:
+        compressor: the spec; a top-k spec may hold one density per tensor [L].
+        collective: which collective carries it.
+        ratio: how much of the gradient's information is left out, as a factor; 1 for
+            dense (see ``compression_cost.ratio``).
+        legs: the collective calls, one after another.
+        compress_s: [L + 1] prefix sums of the time on the compute stream.
+        decompress_s: [L + 1] prefix sums of the time after the collective.
+        allowed: [L] which tensors may go this way.
+    """
+
+    compressor: CompressorSpec
+    collective: str
+    ratio: float
+    legs: tuple[Leg, ...]
+    compress_s: FloatArray
+    decompress_s: FloatArray
+    allowed: BoolArray
+
+    def communicate_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
+        """Return the seconds of all collective calls for buckets ``start..stop``."""
+        return sum((leg.seconds(start, stop) for leg in self.legs), np.zeros(()))
+
+    def channel_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
+        """Return how long buckets ``start..stop`` keep the channel: decoding too."""
+        decompress = self.decompress_s[stop] - self.decompress_s[start]
+        return self.communicate_s(start, stop) + decompress
+
+    def spec(self, start: int, stop: int) -> CompressorSpec:
+        """Return the compressor of bucket ``start..stop`` for a plan."""
+        if isinstance(self.compressor, TopK) and isinstance(
+            self.compressor.density, tuple
+        ):
+            densities = self.compressor.density[start:stop]
+            return self.compressor.model_copy(update={"density": densities})
+        return self.compressor
+
+    def except_on(self, tensors: BoolArray) -> Option:
+        """Return the option, not allowed on ``tensors`` [L]."""
+        return replace(self, allowed=self.allowed & ~tensors)

@@ -1,0 +1,159 @@
+"""What every solver is given, and what every solver returns.
+
+A solver decides where buckets end. How each tensor travels is settled before
+(``Problem.assigned``: dense unless asked otherwise), except for the solvers that decide
+that too (``lags``, ``auto``); those take their options from ``Problem.prices``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.planner.option import Option
+from comm_plan.planner.schedule import BucketTimes, Compute, Timeline, simulate
+from comm_plan.plans.compression import Dense
+
+if TYPE_CHECKING:
+    from comm_plan.planner.compression_cost import Prices
+
+DDP_CAPS = (1 << 20, 25 << 20)
+HOROVOD_CAPS = (128 << 20,)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may ask of the solvers.
+
+    Attributes:
+        caps_nbytes: ``threshold`` closes a dtype's first bucket at the first cap, and
+            so on; the last cap stays. Higher: fewer buckets.
+        max_ratio: upper bound on numel / k for sparse compressors (LAGS: c_u).
+        allow: what ``auto`` may use, of ``compression_cost.METHODS``; None: all that
+            can be priced.
+        tolerance: how much slower than the fastest plan ``auto`` may be in order to
+            compress less, as a share of the iteration time.
+    """
+
+    caps_nbytes: tuple[int, ...] = DDP_CAPS
+    max_ratio: float = 1000.0
+    allow: tuple[str, ...] | None = None
+    tolerance: float = 0.01
+
+
+@dataclass(frozen=True)
+class Run:
+    """A maximal range of tensors that may share a bucket: one dtype, one option."""
+
+    start: int
+    stop: int
+    option: Option
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One model on one network. L tensors in ready order.
+
+    Attributes:
+        compute: when gradients are ready.
+        numel: [L] elements of each gradient.
+        nbytes: [L] bytes of each gradient.
+        dtypes: [L] their dtypes; a bucket has one.
+        layers: [L] the layer that each tensor belongs to.
+        world_size: P.
+        assigned: [L] how each tensor travels unless the solver decides.
+        prices: what any compressor and collective cost here.
+        settings: what the user asked for.
+    """
+
+    compute: Compute
+    numel: IntArray
+    nbytes: IntArray
+    dtypes: tuple[str, ...]
+    layers: tuple[str, ...]
+    world_size: int
+    assigned: tuple[Option, ...]
+    prices: Prices
+    settings: Settings
+
+    def __len__(self) -> int:
+        """Return L."""
+        return len(self.dtypes)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The ranges within which buckets are chosen, in ready order."""
+
+        def kind(index: int) -> tuple[str, int]:
+            return self.dtypes[index], id(self.assigned[index])
+
+        runs = [list(members) for _, members in groupby(range(len(self)), key=kind)]
+        return tuple(Run(r[0], r[-1] + 1, self.assigned[r[0]]) for r in runs)
+
+    @cached_property
+    def sendable_s(self) -> FloatArray:
+        """[L] when each gradient is ready and compressed.
+
+        Compression occupies the compute stream, so that of all earlier tensors counts.
+        It is a sum over tensors and hence the same however they are merged.
+        """
+        each = [np.diff(r.option.compress_s[r.start : r.stop + 1]) for r in self.runs]
+        return self.compute.ready_s + np.cumsum(np.concatenate(each))
+
+    def sent_by(self, option: Option) -> Problem:
+        """Return the problem with ``option`` where it is allowed, else dense."""
+        dense = self.prices.option(Dense())
+        chosen = (option if allowed else dense for allowed in option.allowed.tolist())
+        return replace(self, assigned=tuple(chosen))
+
+    def solution(self, stops: Sequence[int] | IntArray) -> Solution:
+        """Return the buckets that end at ``stops``, each tensor as assigned."""
+        ends = np.asarray(stops, dtype=np.int64)
+        return Solution(ends, tuple(self.assigned[stop - 1] for stop in ends.tolist()))
+
+    def simulate(self, solution: Solution) -> Timeline:
+        """Return the timeline of an iteration under ``solution``."""
+        return simulate(self.compute, solution.stops, solution.times())
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Buckets in launch order.
+
+    Attributes:
+        stops: [B] index after each bucket's last tensor, increasing, the last one L.
+        options: [B] how each bucket travels.
+    """
+
+    stops: IntArray
+    options: tuple[Option, ...]
+
+    @property
+    def starts(self) -> IntArray:
+        """[B] index of each bucket's first tensor."""
+        return np.concatenate([[0], self.stops[:-1]])
+
+    def buckets(self) -> Iterator[tuple[int, int, Option]]:
+        """Yield ``start, stop, option`` of each bucket."""
+        yield from zip(
+            self.starts.tolist(), self.stops.tolist(), self.options, strict=True
+        )
+
+    def times(self) -> BucketTimes:
+        """Return what each bucket costs, one vectorised step per distinct option."""
+        starts, stops = self.starts, self.stops
+        rows = np.zeros((3, len(stops)))
+        which = np.array([id(option) for option in self.options])
+        for option in {id(option): option for option in self.options}.values():
+            mine = which == id(option)
+            a, b = starts[mine], stops[mine]
+            rows[0, mine] = option.compress_s[b] - option.compress_s[a]
+            rows[1, mine] = option.communicate_s(a, b)
+            rows[2, mine] = option.decompress_s[b] - option.decompress_s[a]
+        return BucketTimes(*rows)

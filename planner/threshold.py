@@ -1,0 +1,58 @@
+"""Fusion by size, as PyTorch DDP and Horovod do it: close a bucket at a cap.
+
+Tensors are added in ready order, and a bucket is closed as soon as it has *reached* its
+cap, the tensor that does it included; so a bucket may be larger than its cap. Each
+dtype has its own sequence of caps, of which the last one stays.
+
+- ``ddp``: 1 MiB for the first bucket of a dtype, then 25 MiB: torch's defaults, applied
+  to the order in which DDP rebuilds its buckets after the first iteration.
+- ``horovod``: 128 MiB, Horovod's default fusion buffer.
+
+Differences from the peers: DDP keeps a bucket open across tensors of another dtype,
+here a bucket ends where the dtype changes and the dtype's cap stays where it was.
+Horovod also sends whatever is ready after each cycle time and never overfills its
+buffer; that depends on run-time races and is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from comm_plan.errors import InputError
+from comm_plan.planner.problem import DDP_CAPS, HOROVOD_CAPS, Problem, Solution
+
+PRESETS = {"ddp": DDP_CAPS, "horovod": HOROVOD_CAPS}
+
+
+def caps(threshold: str | int) -> tuple[int, ...]:
+    """Return the caps of a preset's name or of one size in bytes.
+
+    Raises:
+        InputError: no such preset, or a size below 1.
+    """
+    if isinstance(threshold, str) and threshold in PRESETS:
+        return PRESETS[threshold]
+    if isinstance(threshold, str) or threshold < 1:
+        known = " or ".join(PRESETS)
+        raise InputError(
+            f"threshold {threshold!r} is no cap: give {known}, or bytes from 1 on"
+        )
+    return (threshold,)
+
+
+def solve(problem: Problem) -> Solution:
+    """Return buckets that have just reached their dtype's current cap."""
+    limits = problem.settings.caps_nbytes
+    closed: dict[str, int] = defaultdict(int)
+    sizes = problem.nbytes.tolist()
+    stops = []
+    for run in problem.runs:
+        dtype, held = problem.dtypes[run.start], 0
+        for index in range(run.start, run.stop):
+            held += sizes[index]
+            full = held >= limits[min(closed[dtype], len(limits) - 1)]
+            if full or index + 1 == run.stop:
+                stops.append(index + 1)
+                closed[dtype] += full
+                held = 0
+    return problem.solution(stops)

@@ -1,0 +1,72 @@
+"""What a collective costs at a world size, also one that was not measured.
+
+A collective is ``m`` messages one after another that together carry ``v`` times its
+buffer, so a measured curve T gives the cost of one of its messages,
+``t(x) = T(x m / v) / m``, and the same collective at another world size is
+
+    T'(n) = m' t(v' n / m') = (m'/m) T(n (v'/v) / (m'/m)).
+
+For an affine cost these are exactly the closed forms of ``collectives.costs``, and a
+measured curve keeps its shape, protocol switches included, at the size of the messages
+that really travel. The same step builds a collective that was not measured from
+``point_to_point``, for which m = v = 1.
+"""
+
+from __future__ import annotations
+
+from comm_plan.collectives.costs import CLOSED_FORMS, Terms, bus_factor
+from comm_plan.errors import InputError
+from comm_plan.planner.curve import CostCurve, affine, measured
+from comm_plan.plans.network import Network
+
+
+def carry(curve: CostCurve, there: Terms, here: Terms) -> CostCurve:
+    """Return ``curve``, of a collective with terms ``there``, with terms ``here``."""
+    if here.messages == 0:
+        return affine(0.0, 0.0)
+    messages = here.messages / there.messages
+    volume = here.volume / there.volume
+    return curve.stretched(sizes=messages / volume, seconds=messages)
+
+
+def collective_curve(network: Network, collective: str, world_size: int) -> CostCurve:
+    """Return what ``collective`` costs among ``world_size`` ranks of ``network``.
+
+    As measured, if at this world size; else carried from the measured world size; else
+    built from the measured point-to-point cost.
+
+    Raises:
+        InputError: neither was measured, or it was measured on one rank only.
+    """
+    form = CLOSED_FORMS[collective]
+    cost = network.collectives.get(collective)
+    if cost is not None and world_size == network.world_size:
+        return measured(cost)
+    source = collective if cost is not None else "point_to_point"
+    cost = network.collectives.get(source)
+    if cost is None:
+        raise InputError(
+            f"network has no cost for {collective}: benchmark it, or give its samples "
+            "or fit, or those of point_to_point"
+        )
+    there = CLOSED_FORMS[source](network.world_size)
+    if there.messages == 0:
+        raise InputError(
+            f"network was measured with 1 rank and tells nothing of {world_size}: "
+            "benchmark it with at least 2"
+        )
+    return carry(measured(cost), there, form(world_size))
+
+
+def best_bus_bandwidth(network: Network) -> float:
+    """Return the best bus bandwidth that the network document shows, in bytes/s.
+
+    Of all collectives at all sizes, those beyond the last sample included, so that no
+    predicted dense plan is faster than a link of this speed allows.
+    """
+    rates = [0.0]
+    for name, cost in network.collectives.items():
+        factor = bus_factor(name, network.world_size)
+        if factor:
+            rates.append(factor * measured(cost).best_rate)
+    return max(rates)

@@ -1,0 +1,84 @@
+"""Claims about the timeline and its lower bound."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.planner.schedule import BucketTimes, Compute, lower_bound_s, simulate
+
+
+def _times(communicate, compress=0.0, decompress=0.0):
+    communicate = np.asarray(communicate, dtype=float)
+    return BucketTimes(
+        communicate * 0 + compress, communicate, communicate * 0 + decompress
+    )
+
+
+COMPUTE = Compute(np.array([1.0, 2.0, 4.0]), backward_end_s=4.5, update_s=0.5)
+
+
+def test_zero_cost_communication_exposes_nothing():
+    timeline = simulate(COMPUTE, np.array([1, 2, 3]), _times([0, 0, 0]))
+    assert timeline.exposed_s == 0
+    assert timeline.iteration_s == COMPUTE.alone_s == 5.0
+
+
+def test_buckets_pass_the_channel_first_in_first_out():
+    timeline = simulate(COMPUTE, np.array([1, 2, 3]), _times([3, 1, 1]))
+    assert timeline.start_s.tolist() == [1, 4, 5]
+    assert timeline.finish_s.tolist() == [4, 5, 6]
+    assert timeline.iteration_s == 6.5
+    assert timeline.exposed_s == 1.5
+
+
+def test_a_merged_bucket_waits_for_its_last_gradient():
+    timeline = simulate(COMPUTE, np.array([2, 3]), _times([1, 1]))
+    assert timeline.ready_s.tolist() == [2, 4]
+
+
+def test_compression_delays_the_rest_of_backward():
+    timeline = simulate(COMPUTE, np.array([1, 3]), _times([0, 1], compress=0.25))
+    assert timeline.ready_s.tolist() == [1.25, 4.5]
+    assert timeline.compute_end_s == 5.0
+    assert timeline.iteration_s == 6.0
+    assert timeline.exposed_s == 0.5
+
+
+def test_decompression_holds_the_channel_but_is_not_communication():
+    timeline = simulate(COMPUTE, np.array([1, 3]), _times([1, 1], decompress=2))
+    assert timeline.finish_s.tolist() == [4, 7]
+    assert timeline.exposed_s == 7 - 6
+
+
+@given(st.data())
+def test_lower_bound_is_never_above_an_iteration(build, data):
+    from comm_plan.planner import solve
+
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    tensors = data.draw(st.integers(1, 20))
+    profile = build.profile(
+        rng.exponential(1e-2, tensors).tolist(),
+        rng.integers(1, 10**6, tensors).tolist(),
+        forward_s=rng.exponential(1e-2),
+        update_s=rng.exponential(1e-3),
+    )
+    sizes = np.unique(rng.integers(1, 10**7, 6))
+    cost = build.samples(*((int(n), rng.exponential(1e-2) + 1e-6) for n in sizes))
+    network = build.network(int(rng.integers(2, 20)), allreduce=cost)
+    world_size = data.draw(st.sampled_from([None, 2, 33]))
+    predicted = solve(profile, network, world_size=world_size).predicted
+    assert predicted.lower_bound_s <= predicted.iteration_s * (1 + 1e-9)
+    for seconds in predicted.baselines.values():
+        assert predicted.lower_bound_s <= seconds * (1 + 1e-9)
+
+
+def test_lower_bound_is_reached_by_one_tensor_on_a_link_without_start_up():
+    compute = Compute(np.array([2.0]), backward_end_s=2.0, update_s=1.0)
+    bound = lower_bound_s(compute, np.array([1000]), 4, link_bytes_per_s=1500.0)
+    assert bound == pytest.approx(2.0 + 1.5 * 1000 / 1500 + 1.0)
+
+
+def test_lower_bound_on_an_infinite_link_is_the_computation():
+    bound = lower_bound_s(COMPUTE, np.array([10, 10, 10]), 8, float("inf"))
+    assert bound == COMPUTE.alone_s
