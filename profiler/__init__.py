@@ -1,0 +1,8 @@
+"""Measures a model on one device, without communication, into a Profile."""
+
+from comm_plan.profiler.compression import compression_costs
+from comm_plan.profiler.measure import measure
+from comm_plan.profiler.synthetic import profile_from_model
+from comm_plan.profiler.timings import Measurable
+
+__all__ = ["Measurable", "compression_costs", "measure", "profile_from_model"]

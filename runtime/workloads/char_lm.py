@@ -19,7 +19,7 @@ from comm_plan.errors import WorkloadError
 from comm_plan.runtime.workloads.base import Workload
 from comm_plan.runtime.workloads.data import cross_entropy, evaluating, shards
 
-TEXT_NBYTES = 512 * 1024
+TEXT_NBYTES = 256 * 1024
 VOCABULARY = 128  # ASCII; whatever is not becomes a question mark
 CONTEXT = 64
 EVALUATION_BATCH = 64
@@ -54,9 +54,9 @@ class Block(nn.Module):
 
 
 class CharGpt(nn.Module):
-    """Embeddings, four blocks and a projection to the vocabulary."""
+    """Embeddings, a few blocks and a projection to the vocabulary."""
 
-    def __init__(self, width: int = 128, heads: int = 4, blocks: int = 4) -> None:
+    def __init__(self, width: int = 96, heads: int = 4, blocks: int = 3) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(CONTEXT, width)
@@ -114,10 +114,10 @@ def char_lm(*, batch_size: int = 16) -> Workload:
     return Workload(
         name="char-lm",
         model=CharGpt(),
-        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
         batch_size=batch_size,
         batches=shards(training[:, :-1], training[:, 1:], batch_size=batch_size),
         loss=cross_entropy,
         evaluate=evaluate,
-        epochs=3,
+        epochs=2,
     )

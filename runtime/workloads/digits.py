@@ -73,5 +73,5 @@ def digits(*, batch_size: int = 32) -> Workload:
         batches=shards(images[training], labels[training], batch_size=batch_size),
         loss=cross_entropy,
         evaluate=evaluate,
-        epochs=10,
+        epochs=20,
     )

@@ -27,7 +27,9 @@ def _conv(channels: int, out_channels: int, size: int, **options: Any) -> nn.Seq
 
 
 def _pool(stride: int) -> nn.Module:
-    return nn.MaxPool2d(3, stride=stride, padding=1 if stride == 1 else 0, ceil_mode=True)
+    return nn.MaxPool2d(
+        3, stride=stride, padding=1 if stride == 1 else 0, ceil_mode=True
+    )
 
 
 class Inception(nn.Module):
@@ -69,7 +71,9 @@ class Auxiliary(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [N, C, 14, 14] to logits [N, classes]."""
         x = self.conv(F.avg_pool2d(x, 5, stride=3)).flatten(1)
-        logits: torch.Tensor = self.fc2(F.dropout(F.relu(self.fc1(x)), 0.7, self.training))
+        logits: torch.Tensor = self.fc2(
+            F.dropout(F.relu(self.fc1(x)), 0.7, self.training)
+        )
         return logits
 
 

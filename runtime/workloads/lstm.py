@@ -15,7 +15,11 @@ import torch
 from torch import nn
 
 from comm_plan.runtime.workloads.base import Batches, Workload
-from comm_plan.runtime.workloads.data import RANDOM_BATCHES, cross_entropy, random_stream
+from comm_plan.runtime.workloads.data import (
+    RANDOM_BATCHES,
+    cross_entropy,
+    random_stream,
+)
 
 VOCABULARY = 10_000
 STEPS = 35

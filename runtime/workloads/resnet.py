@@ -102,7 +102,12 @@ class ResNet50(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         stages = []
         channels = 64
-        for width, blocks, stride in [(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]:
+        for width, blocks, stride in [
+            (64, 3, 1),
+            (128, 4, 2),
+            (256, 6, 2),
+            (512, 3, 2),
+        ]:
             stage = []
             for index in range(blocks):
                 stage.append(Bottleneck(channels, width, stride if index == 0 else 1))

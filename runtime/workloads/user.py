@@ -95,9 +95,7 @@ def _resharded(name: str, loader: DataLoader[Any]) -> tuple[Batches, int]:
         )
 
     def batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[Any]:
-        rows = shard_indices(
-            len(dataset), batch_size, rank, world_size, epoch, seed
-        )
+        rows = shard_indices(len(dataset), batch_size, rank, world_size, epoch, seed)
         yield from DataLoader(
             dataset,
             batch_sampler=list(rows),

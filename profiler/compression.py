@@ -1,0 +1,175 @@
+"""Measure what each compressor costs on this device, over sizes and densities.
+
+Each point is one bucket of one tensor of standard normal gradients, alone on the
+device: ``compress_s`` is add, agree and encode; ``decompress_s`` is decode of one
+rank's message and write. Medians, after a warm-up.
+
+Methods whose message length depends on the data get thresholds at which normal
+gradients give the wanted density; their state is emptied before every repetition, so
+that it stays the wanted one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import NormalDist, median
+from typing import Any
+
+import torch
+
+from comm_plan.compressors import COMPRESSORS, build
+from comm_plan.compressors.base import Compressor, Context, Slot
+from comm_plan.errors import InputError
+from comm_plan.plans import (
+    COLLECTIVES_OF,
+    Bf16,
+    CompressionCost,
+    CompressorSpec,
+    Dense,
+    Fp16,
+    Hybrid,
+    Qsgd,
+    Strom,
+    TernGrad,
+    TopK,
+    Vgc,
+)
+from comm_plan.profiler.environment import usable_device
+from comm_plan.profiler.timings import Progress
+
+DENSITIES = (0.1, 0.01, 0.001)
+SMALLEST_NUMEL = 2**10
+GROWTH = 8
+"""Sizes grow by this factor; costs in between are interpolated."""
+
+_REPETITIONS = 5
+_WARMUP = 2
+
+
+def _tau(density: float) -> float:
+    """Return the threshold that this share of standard normal numbers exceeds."""
+    return NormalDist().inv_cdf(1 - density / 2)
+
+
+_DENSITY_FREE: dict[str, CompressorSpec] = {
+    "dense": Dense(),
+    "fp16": Fp16(),
+    "bf16": Bf16(),
+    "terngrad": TernGrad(),
+    "qsgd": Qsgd(),
+}
+
+_AT_DENSITY: dict[str, Callable[[float], CompressorSpec]] = {
+    "topk": lambda density: TopK(density=density),
+    "vgc": lambda density: Vgc(expected_density=density),
+    "strom": lambda density: Strom(expected_density=density, tau=_tau(density)),
+    "hybrid": lambda density: Hybrid(expected_density=density, tau=_tau(density)),
+}
+
+
+def compression_costs(
+    largest_numel: int,
+    *,
+    kinds: Sequence[str] = tuple(COMPRESSORS),
+    densities: Sequence[float] = DENSITIES,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, tuple[CompressionCost, ...]]:
+    """Return the ``compression`` of a profile.
+
+    Args:
+        largest_numel: elements of the largest bucket, such as the whole model.
+        kinds: which compressors to measure.
+        densities: k / numel, for those that have a density.
+        device: where.
+        progress: called with the number of points done and of all.
+
+    Raises:
+        InputError: an unknown compressor, a density outside (0, 1], or no such device.
+    """
+    target = usable_device(device)
+    points = [
+        (kind, density, numel)
+        for kind in kinds
+        for density in _densities_of(kind, densities)
+        for numel in sizes(largest_numel)
+    ]
+    costs: dict[str, list[CompressionCost]] = {kind: [] for kind in kinds}
+    for done, (kind, density, numel) in enumerate(points, start=1):
+        costs[kind].append(_measured(kind, density, numel, target))
+        if progress is not None:
+            progress(done, len(points))
+    return {kind: tuple(measured) for kind, measured in costs.items()}
+
+
+def sizes(largest_numel: int) -> list[int]:
+    """Return the sizes to measure: growing steps, and the largest itself."""
+    steps = []
+    numel = SMALLEST_NUMEL
+    while numel < largest_numel:
+        steps.append(numel)
+        numel *= GROWTH
+    return [*steps, largest_numel]
+
+
+def _densities_of(kind: str, densities: Sequence[float]) -> Sequence[float]:
+    if kind not in COMPRESSORS:
+        raise InputError(
+            f"compressor {kind!r} is unknown: known are {', '.join(COMPRESSORS)}"
+        )
+    if kind in _DENSITY_FREE:
+        return (1.0,)
+    for density in densities:
+        if not 0 < density <= 1:
+            raise InputError(f"density is {density}: give one above 0 and up to 1")
+    return densities
+
+
+def _measured(
+    kind: str, density: float, numel: int, device: torch.device
+) -> CompressionCost:
+    spec = _AT_DENSITY[kind](density) if kind in _AT_DENSITY else _DENSITY_FREE[kind]
+    context = Context(world_size=1, rank=0, device=device)
+    compressor = build(spec, COLLECTIVES_OF[kind][0], [Slot("tensor", numel)], context)
+    gradient = torch.randn(numel, device=device)
+    mean = torch.empty_like(gradient)
+    second_moment = None
+    if compressor.needs_second_moments:
+        second_moment = _second_moment(spec, gradient, density)
+    compress_s, decompress_s = [], []
+    for step in range(_WARMUP + _REPETITIONS):
+        _empty(compressor)
+        compressor.step = step
+        begin_s = _now(device)
+        compressor.add(0, gradient, second_moment)
+        compressor.agree(lambda _: None)
+        message = compressor.encode()
+        middle_s = _now(device)
+        compressor.decode([message])
+        compressor.write(0, mean)
+        compress_s.append(middle_s - begin_s)
+        decompress_s.append(_now(device) - middle_s)
+    return CompressionCost(
+        numel=numel,
+        density=density,
+        compress_s=median(compress_s[_WARMUP:]),
+        decompress_s=median(decompress_s[_WARMUP:]),
+    )
+
+
+def _second_moment(spec: Any, gradient: torch.Tensor, density: float) -> torch.Tensor:
+    """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
+    return torch.full_like(gradient, _tau(density) ** 2 / spec.alpha)
+
+
+def _empty(compressor: Compressor) -> None:
+    for tensors in compressor.state.values():
+        for tensor in tensors:
+            tensor.zero_()
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

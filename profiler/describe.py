@@ -1,0 +1,39 @@
+"""Parameters as the documents name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from comm_plan.plans import Model, TensorTiming, fingerprint
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return a dtype as documents write it, such as ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def describe_model(name: str, parameters: Mapping[str, nn.Parameter]) -> Model:
+    """Return the document's model of these trainable parameters."""
+    tensors = [(key, tuple(p.shape), dtype_name(p)) for key, p in parameters.items()]
+    numel = sum(p.numel() for p in parameters.values())
+    return Model(name=name, fingerprint=fingerprint(tensors), parameters=numel)
+
+
+def tensor_timing(name: str, parameter: nn.Parameter, ready_s: float) -> TensorTiming:
+    """Return the document's entry of one parameter."""
+    return TensorTiming(
+        name=name,
+        layer=name.rpartition(".")[0],
+        shape=tuple(parameter.shape),
+        numel=parameter.numel(),
+        dtype=dtype_name(parameter),
+        ready_s=ready_s,
+    )

@@ -1,0 +1,192 @@
+"""Measure a workload: how long its parts take and when each gradient is ready.
+
+Medians over the iterations; on several ranks the slowest rank's. The tensors are in the
+order in which their hooks ran; where that differs between iterations, in the order of
+their median times. A trainable tensor that gets no gradient must still be in a plan: it
+comes last, ready at the end of backward.
+
+What cannot be said in a number is in the profile's ``environment``: ``order``,
+``unused`` (tensors without a gradient) and on CUDA ``bound_by``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import nn
+
+from comm_plan.collectives.transport import Transport
+from comm_plan.errors import InputError
+from comm_plan.plans import (
+    DTYPE_NBYTES,
+    Profile,
+    Spread,
+    TensorTiming,
+    UnderCommunication,
+)
+from comm_plan.profiler.describe import describe_model, dtype_name, tensor_timing
+from comm_plan.profiler.environment import (
+    describe_device,
+    environment,
+    usable_device,
+)
+from comm_plan.profiler.interference import background_all_reduce
+from comm_plan.profiler.ranks import slowest_of
+from comm_plan.profiler.timings import Measurable, Progress, Seconds, Timings, Trial
+
+MIN_ITERATIONS = 20
+"""Fewer give no stable medians."""
+
+MAX_DUMMY_NUMEL = 25 * 2**20 // 4
+"""The dummy all-reduce is as large as the model, up to a bucket of PyTorch's DDP."""
+
+LAUNCH_BOUND = 0.95
+"""The host was busy for more than this share of backward: it sets the pace."""
+
+
+def measure(
+    workload: Measurable,
+    *,
+    device: str = "cpu",
+    iterations: int = 30,
+    warmup: int = 5,
+    transport: Transport | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Return the profile of ``workload``, which these iterations train.
+
+    Args:
+        workload: what to measure; its model is moved to ``device``.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        iterations: how many to measure, 20 or more.
+        warmup: how many to run before.
+        transport: on several ranks: every rank calls this, and all get one profile,
+            with a second pass beside a dummy all-reduce in ``under_communication``.
+        progress: called with the number of iterations done and of all of a pass.
+
+    Raises:
+        InputError: too few iterations, no such device, or a model without trainable
+            parameters or with a dtype that cannot be sent.
+        MismatchError: the ranks have different models.
+    """
+    if iterations < MIN_ITERATIONS:
+        raise InputError(
+            f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
+        )
+    target = usable_device(device)
+    rank, world_size = (transport.rank, transport.world_size) if transport else (0, 1)
+    trial = Trial(workload, target, rank, world_size)
+    _check_parameters(workload.name, trial.parameters)
+    timings = trial.run(iterations, warmup, progress)
+    profile = _profile(workload, target, trial.parameters, timings)
+    if transport is None or world_size == 1:
+        return profile
+    profile = slowest_of(transport.gather_objects(profile))
+    numel = min(MAX_DUMMY_NUMEL, profile.model.parameters)
+    with background_all_reduce(transport, numel):
+        beside = trial.run(iterations, warmup, progress)
+    return profile.model_copy(
+        update={"under_communication": _under(profile, beside, transport)}
+    )
+
+
+def _check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
+    if not parameters:
+        raise InputError(
+            f"workload {name} has no trainable parameters: nothing to plan"
+        )
+    for key, parameter in parameters.items():
+        if dtype_name(parameter) not in DTYPE_NBYTES:
+            raise InputError(
+                f"parameter {key} of workload {name} is {dtype_name(parameter)}: only "
+                f"{', '.join(DTYPE_NBYTES)} can be planned"
+            )
+
+
+def _profile(
+    workload: Measurable,
+    device: torch.device,
+    parameters: dict[str, nn.Parameter],
+    timings: Timings,
+) -> Profile:
+    backward_s = float(np.median(timings.backward_s))
+    return Profile(
+        model=describe_model(workload.name, parameters),
+        device=describe_device(device),
+        environment=environment(device) | _findings(device, parameters, timings),
+        batch_size=workload.batch_size,
+        forward_s=float(np.median(timings.forward_s)),
+        backward_s=backward_s,
+        update_s=float(np.median(timings.update_s)),
+        tensors=in_ready_order(parameters, timings, backward_s),
+        iterations=len(timings.backward_s),
+        forward_spread=_spread(timings.forward_s),
+        backward_spread=_spread(timings.backward_s),
+    )
+
+
+def in_ready_order(
+    parameters: dict[str, nn.Parameter], timings: Timings, backward_s: float
+) -> tuple[TensorTiming, ...]:
+    """Return the tensors in ready order, those without a gradient last."""
+    columns = timings.ready_s.T
+    median_s = {
+        index: float(np.nanmedian(column))
+        for index, column in enumerate(columns)
+        if not np.isnan(column).all()
+    }
+    order = list(dict.fromkeys(timings.orders[0]))
+    if len(set(timings.orders)) > 1:
+        order = sorted(median_s, key=lambda index: median_s[index])
+    unused = [index for index in range(len(columns)) if index not in median_s]
+    times = [median_s[index] for index in order] + [backward_s] * len(unused)
+    named = list(parameters.items())
+    return tuple(
+        tensor_timing(*named[index], ready_s=ready_s)
+        for index, ready_s in zip(order + unused, accumulate(times, max), strict=True)
+    )
+
+
+def _findings(
+    device: torch.device, parameters: dict[str, nn.Parameter], timings: Timings
+) -> dict[str, str]:
+    iterations = len(timings.orders)
+    odd = sum(order != timings.orders[0] for order in timings.orders)
+    order = f"the same in all {iterations} iterations"
+    if odd:
+        order = f"by median: it differs in {odd} of {iterations} iterations"
+    findings = {"order": order}
+    never = np.isnan(timings.ready_s).all(axis=0)
+    if never.any():
+        names = [name for name, skip in zip(parameters, never, strict=True) if skip]
+        findings["unused"] = ", ".join(names)
+    if device.type == "cuda":
+        findings["bound_by"] = bound_by(timings)
+    return findings
+
+
+def bound_by(timings: Timings) -> str:
+    """Return who sets the pace of backward: ``host`` (launches) or ``device``."""
+    host_s = np.median(timings.host_backward_s)
+    busy = host_s > LAUNCH_BOUND * np.median(timings.backward_s)
+    return "host" if busy else "device"
+
+
+def _spread(times_s: Seconds) -> Spread:
+    p05_s, p95_s = np.percentile(times_s, [5, 95])
+    return Spread(p05_s=float(p05_s), p95_s=float(p95_s))
+
+
+def _under(alone: Profile, beside: Timings, transport: Transport) -> UnderCommunication:
+    own = float(np.median(beside.forward_s)), float(np.median(beside.backward_s))
+    of_ranks: Sequence[tuple[float, float]] = transport.gather_objects(own)
+    forward_s, backward_s = (max(times) for times in zip(*of_ranks, strict=True))
+    return UnderCommunication(
+        world_size=transport.world_size,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        slowdown=(forward_s + backward_s) / (alone.forward_s + alone.backward_s),
+    )

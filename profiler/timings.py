@@ -1,0 +1,171 @@
+"""Runs training iterations and notes when each gradient gets ready.
+
+A hook on every trainable parameter marks a moment as soon as its gradient is
+accumulated. Hooks cost nothing measurable, profilers distort.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from comm_plan.profiler.describe import trainable
+from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
+
+Seconds = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+FORWARD, BACKWARD, UPDATE, DONE = range(4)
+"""Moments at which a part of the iteration starts; those of the tensors follow."""
+FIRST_TENSOR = 4
+
+
+class Measurable(Protocol):
+    """What is measured: the parts of a workload that the profiler uses."""
+
+    @property
+    def name(self) -> str:
+        """What the profile calls the model."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of one rank."""
+
+    @property
+    def optimizer(self) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+        """Makes the optimizer from the model's parameters."""
+
+    @property
+    def batches(self) -> Callable[[int, int, int, int], Iterator[Any]]:
+        """Yields the batches of a rank, world size, epoch and seed."""
+
+    @property
+    def loss(self) -> Callable[[nn.Module, Any], torch.Tensor]:
+        """Returns the loss of a model on a batch."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Raw times of some iterations; entry i of each belongs to iteration i.
+
+    Attributes:
+        forward_s: [iterations].
+        backward_s: [iterations], from the end of forward to the end of backward.
+        update_s: [iterations], the optimizer's step and its ``zero_grad``.
+        host_backward_s: [iterations], how long the host was busy with backward; on
+            CUDA it has then only launched it.
+        ready_s: [iterations, tensors], from the start of backward; NaN where a tensor
+            got no gradient.
+        orders: the tensors in the order in which their hooks ran.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    update_s: Seconds
+    host_backward_s: Seconds
+    ready_s: Seconds
+    orders: tuple[tuple[int, ...], ...]
+
+
+class Trial:
+    """A workload on a device, ready to run iterations.
+
+    The iterations train the model.
+
+    Args:
+        workload: what to run.
+        device: where.
+        rank: whose batches to take.
+        world_size: among how many.
+    """
+
+    def __init__(
+        self, workload: Measurable, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        self._model = workload.model.to(device).train()
+        self._loss = workload.loss
+        self._device = device
+        self.parameters = trainable(self._model)
+        self._optimizer = workload.optimizer(self._model.parameters())
+        self._batches = itertools.chain.from_iterable(
+            workload.batches(rank, world_size, epoch, 0) for epoch in itertools.count()
+        )
+
+    def run(
+        self, iterations: int, warmup: int, progress: Progress | None = None
+    ) -> Timings:
+        """Return the times of ``iterations`` iterations after ``warmup`` others.
+
+        Args:
+            iterations: how many to keep.
+            warmup: how many to run before and forget.
+            progress: called with the number of iterations done and of all.
+        """
+        total = warmup + iterations
+        watch = stopwatch(self._device, FIRST_TENSOR + len(self.parameters))
+        fired: list[int] = []
+        rows, orders, host_s = [], [], []
+        with ExitStack() as hooks:
+            self._hook(watch, fired, hooks)
+            for done in range(1, total + 1):
+                host_s.append(self._iterate(watch))
+                rows.append(watch.read())
+                orders.append(tuple(fired))
+                fired.clear()
+                if progress is not None:
+                    progress(done, total)
+        return _timings(
+            np.array(rows[warmup:]), np.array(host_s[warmup:]), tuple(orders[warmup:])
+        )
+
+    def _hook(self, watch: Stopwatch, fired: list[int], hooks: ExitStack) -> None:
+        for index, parameter in enumerate(self.parameters.values()):
+
+            def ready(_: torch.Tensor, index: int = index) -> None:
+                watch.mark(FIRST_TENSOR + index)
+                fired.append(index)
+
+            handle = parameter.register_post_accumulate_grad_hook(ready)
+            hooks.callback(handle.remove)
+
+    def _iterate(self, watch: Stopwatch) -> float:
+        """Run one iteration and return the host's time in backward."""
+        batch = next(self._batches)
+        watch.mark(FORWARD)
+        loss = self._loss(self._model, batch)
+        watch.mark(BACKWARD)
+        begin_s = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]
+        host_s = time.perf_counter() - begin_s
+        watch.mark(UPDATE)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        watch.mark(DONE)
+        return host_s
+
+
+def _timings(
+    moments: Seconds, host_backward_s: Seconds, orders: tuple[tuple[int, ...], ...]
+) -> Timings:
+    spans = np.diff(moments[:, :FIRST_TENSOR], axis=1)
+    return Timings(
+        forward_s=spans[:, FORWARD],
+        backward_s=spans[:, BACKWARD],
+        update_s=spans[:, UPDATE],
+        host_backward_s=host_backward_s,
+        ready_s=moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]],
+        orders=orders,
+    )
