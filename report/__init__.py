@@ -1,0 +1,1 @@
+"""Pictures and tables of a plan or a run, from documents and timelines alone."""

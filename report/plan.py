@@ -1,0 +1,69 @@
+"""What a plan says, as rows: its predicted time against others, and its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comm_plan.plans import Bucket, CompressorSpec, Plan, TopK
+from comm_plan.report import units
+
+Row = tuple[str, str]
+"""What it is, and its value with its unit."""
+
+BUCKET_HEADER = ("bucket", "tensors", "first", "last", "compressor", "collective")
+
+
+def plan_rows(plan: Plan) -> list[Row]:
+    """Return the summary of a plan, its baselines from the slowest to the fastest."""
+    return [*_setting(plan), *_prediction(plan)]
+
+
+def bucket_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Return one row per bucket, in launch order, under :data:`BUCKET_HEADER`."""
+    return [_bucket(index, bucket) for index, bucket in enumerate(plan.buckets)]
+
+
+def compressor_text(spec: CompressorSpec) -> str:
+    """Return a compressor in a few words, such as ``topk 0.1 %``."""
+    if not isinstance(spec, TopK):
+        return spec.kind
+    densities = spec.density if isinstance(spec.density, tuple) else (spec.density,)
+    low, high = f"{100 * min(densities):.3g} %", f"{100 * max(densities):.3g} %"
+    return f"{spec.kind} {low}" if low == high else f"{spec.kind} {low} to {high}"
+
+
+def _bucket(index: int, bucket: Bucket) -> tuple[str, ...]:
+    return (
+        str(index),
+        str(len(bucket.tensors)),
+        bucket.tensors[0],
+        bucket.tensors[-1],
+        compressor_text(bucket.compressor),
+        bucket.collective,
+    )
+
+
+def _setting(plan: Plan) -> Iterator[Row]:
+    yield "plan", f"{plan.solver} for {plan.model.name}"
+    yield "ranks", f"{plan.world_size} x {plan.backend}"
+    tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
+    yield "buckets", f"{len(plan.buckets)} of {tensors} tensors"
+
+
+def _prediction(plan: Plan) -> Iterator[Row]:
+    predicted = plan.predicted
+    if predicted is None:
+        return
+    iteration = units.seconds(predicted.iteration_s)
+    if predicted.extrapolated_from is not None:
+        iteration += f", extrapolated from {predicted.extrapolated_from} ranks"
+    yield "iteration, predicted", iteration
+    yield "exposed communication", units.seconds(predicted.exposed_s)
+    if predicted.lower_bound_s:
+        multiple = units.times(predicted.iteration_s / predicted.lower_bound_s)
+        bound = units.seconds(predicted.lower_bound_s)
+        yield "dense lower bound", f"{bound}; the plan takes {multiple} that"
+    baselines = sorted(predicted.baselines.items(), key=lambda item: -item[1])
+    for name, baseline_s in baselines:
+        speedup = units.times(baseline_s / predicted.iteration_s)
+        yield f"against {name}", f"{units.seconds(baseline_s)}: {speedup} as fast"

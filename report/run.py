@@ -1,0 +1,98 @@
+"""What a run record says, as rows: time against prediction, traffic, quality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comm_plan.plans import BucketTraffic, RunRecord
+from comm_plan.report import units
+
+Row = tuple[str, str]
+"""What it is, and its value with its unit."""
+
+
+def run_rows(record: RunRecord) -> list[Row]:
+    """Return the summary of a run; what was not recorded has no row."""
+    return [*_setting(record), *_times(record), *_traffic(record), *_quality(record)]
+
+
+def prediction_error(record: RunRecord) -> float | None:
+    """Return ``predicted / measured - 1`` for the median iteration, if predicted.
+
+    Positive: the run was faster than predicted.
+    """
+    if record.predicted_iteration_s is None or record.iteration.median_s == 0:
+        return None
+    return record.predicted_iteration_s / record.iteration.median_s - 1
+
+
+def bucket_traffic_rows(record: RunRecord) -> list[tuple[str, ...]]:
+    """Return one row per bucket under :data:`BUCKET_TRAFFIC_HEADER`."""
+    buckets = record.traffic.buckets if record.traffic else ()
+    return [_bucket_traffic(index, bucket) for index, bucket in enumerate(buckets)]
+
+
+BUCKET_TRAFFIC_HEADER = (
+    "bucket", "tensors", "compressor", "collective", "dense", "message", "ratio",
+)  # fmt: skip
+
+
+def _bucket_traffic(index: int, bucket: BucketTraffic) -> tuple[str, ...]:
+    return (
+        str(index),
+        str(bucket.tensors),
+        bucket.kind,
+        bucket.collective,
+        units.nbytes(bucket.dense_nbytes),
+        units.nbytes(bucket.message_nbytes),
+        units.times(bucket.dense_nbytes / bucket.message_nbytes)
+        if bucket.message_nbytes
+        else "-",
+    )
+
+
+def _setting(record: RunRecord) -> Iterator[Row]:
+    yield "workload", record.workload
+    yield "plan", f"{record.solver} for {record.world_size} x {record.backend}"
+    steps = str(record.steps)
+    if record.skipped_steps:
+        steps += f", {record.skipped_steps} of them skipped"
+    yield "steps", steps
+
+
+def _times(record: RunRecord) -> Iterator[Row]:
+    measured = record.iteration
+    if measured.count == 0:
+        return
+    yield "iteration, median", units.seconds(measured.median_s)
+    spread = f"{units.seconds(measured.min_s)} to {units.seconds(measured.p95_s)}"
+    yield "iteration, min to p95", f"{spread}, {measured.count} iterations"
+    error = prediction_error(record)
+    if record.predicted_iteration_s is not None and error is not None:
+        predicted = units.seconds(record.predicted_iteration_s)
+        side = "below" if error < 0 else "above"
+        yield (
+            "iteration, predicted",
+            f"{predicted}, {units.percent(abs(error))} {side} the measured",
+        )
+
+
+def _traffic(record: RunRecord) -> Iterator[Row]:
+    traffic = record.traffic
+    if traffic is None:
+        return
+    sent = units.nbytes(traffic.message_nbytes)
+    dense = units.nbytes(traffic.dense_nbytes)
+    ratio = units.times(traffic.compression_ratio)
+    yield "messages, per step", f"{sent} for {dense} of gradients, {ratio} compressed"
+    if traffic.interface_tx_nbytes is not None:
+        yield "network interfaces, per step", units.nbytes(traffic.interface_tx_nbytes)
+
+
+def _quality(record: RunRecord) -> Iterator[Row]:
+    if record.final_loss is not None:
+        yield "training loss, last", f"{record.final_loss:.4g}"
+    last = {evaluation.metric: evaluation for evaluation in record.evaluations}
+    for metric, evaluation in last.items():
+        value = f"{evaluation.value:.4g} after step {evaluation.step}"
+        yield f"{metric}, held out", value

@@ -1,0 +1,55 @@
+"""Numbers as people read them: three significant digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+
+def seconds(value_s: float) -> str:
+    """Return a duration in s, ms, us or ns."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value_s) >= 0.9995 * scale:
+            return f"{_three_digits(value_s / scale)} {unit}"
+    return f"{_three_digits(value_s / 1e-9)} ns" if value_s else "0 s"
+
+
+def nbytes(value: float) -> str:
+    """Return a size in GB, MB, kB or B; 1 GB is 1e9 bytes."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= 0.9995 * scale:
+            return f"{_three_digits(value / scale)} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(value: float) -> str:
+    """Return a share of one in percent."""
+    return f"{_three_digits(100 * value)} %"
+
+
+def times(value: float) -> str:
+    """Return a ratio such as ``1.25x``."""
+    return f"{_three_digits(value)}x"
+
+
+def ticks(end_s: float, at_most: int) -> list[tuple[float, str]]:
+    """Return round times from 0 to ``end_s`` with their labels.
+
+    Args:
+        end_s: the end of the axis.
+        at_most: how many ticks there is room for after the one at 0, two or more.
+    """
+    power = 10.0 ** math.floor(math.log10(end_s / at_most))
+    steps = (factor * power for factor in (1, 2, 5, 10))
+    step = next(step for step in steps if end_s / step < at_most + 1)
+    count = math.floor(end_s / step * (1 + 1e-9))
+    return [(i * step, _round_label(i * step)) for i in range(count + 1)]
+
+
+def _round_label(value_s: float) -> str:
+    number, unit = seconds(value_s).split()
+    return f"{float(number):g} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f}"

@@ -1,0 +1,146 @@
+import pytest
+
+from comm_plan.plans import (
+    Bucket,
+    BucketTraffic,
+    Evaluation,
+    IterationTimes,
+    Plan,
+    PlannedModel,
+    Predicted,
+    RunRecord,
+    TopK,
+    Traffic,
+)
+from comm_plan.report.plan import (
+    BUCKET_HEADER,
+    bucket_rows,
+    compressor_text,
+    plan_rows,
+)
+from comm_plan.report.run import (
+    BUCKET_TRAFFIC_HEADER,
+    bucket_traffic_rows,
+    prediction_error,
+    run_rows,
+)
+
+PLAN = Plan(
+    solver="optimal",
+    model=PlannedModel(name="mlp", fingerprint="sha256:0"),
+    world_size=4,
+    backend="gloo",
+    buckets=(
+        Bucket(tensors=("fc2.weight", "fc2.bias")),
+        Bucket(
+            tensors=("fc1.weight",),
+            compressor=TopK(density=0.001),
+            collective="allgather",
+        ),
+    ),
+    predicted=Predicted(
+        iteration_s=0.05,
+        exposed_s=0.01,
+        lower_bound_s=0.04,
+        baselines={"single": 0.06, "wfbp": 0.1},
+    ),
+)
+
+RECORD = RunRecord(
+    workload="mlp",
+    solver="optimal",
+    plan_sha256="0",
+    model_fingerprint="sha256:0",
+    backend="gloo",
+    world_size=4,
+    steps=100,
+    skipped_steps=2,
+    iteration=IterationTimes(count=90, median_s=0.05, p95_s=0.06, min_s=0.048),
+    predicted_iteration_s=0.048,
+    traffic=Traffic(
+        buckets=(
+            BucketTraffic(
+                tensors=2, kind="topk", collective="allgather",
+                dense_nbytes=4_000_000, message_nbytes=8_000.0,
+            ),
+            BucketTraffic(
+                tensors=1, kind="vgc", collective="allgather",
+                dense_nbytes=4_000, message_nbytes=0.0,
+            ),
+        ),
+        dense_nbytes=4_004_000,
+        message_nbytes=8_000.0,
+        compression_ratio=500.5,
+    ),
+    evaluations=(
+        Evaluation(step=50, epoch=1, metric="accuracy", value=0.8),
+        Evaluation(step=100, epoch=2, metric="accuracy", value=0.9),
+    ),
+)  # fmt: skip
+
+
+def test_run_is_held_against_its_prediction():
+    assert prediction_error(RECORD) == pytest.approx(-0.04)
+    rows = dict(run_rows(RECORD))
+    assert rows["iteration, median"] == "50.0 ms"
+    assert rows["iteration, predicted"] == "48.0 ms, 4.00 % below the measured"
+
+
+def test_run_without_a_prediction_claims_none():
+    record = RECORD.model_copy(update={"predicted_iteration_s": None})
+    assert prediction_error(record) is None
+    assert "iteration, predicted" not in dict(run_rows(record))
+
+
+def test_run_tells_traffic_skipped_steps_and_the_last_evaluation():
+    rows = dict(run_rows(RECORD))
+    assert rows["steps"] == "100, 2 of them skipped"
+    assert (
+        rows["messages, per step"]
+        == "8.00 kB for 4.00 MB of gradients, 500x compressed"
+    )
+    assert rows["accuracy, held out"] == "0.9 after step 100"
+
+
+def test_run_with_no_step_has_no_times():
+    empty = IterationTimes(count=0, median_s=0, p95_s=0, min_s=0)
+    rows = dict(run_rows(RECORD.model_copy(update={"iteration": empty})))
+    assert not any(name.startswith("iteration") for name in rows)
+
+
+def test_every_bucket_has_its_row_of_traffic():
+    rows = bucket_traffic_rows(RECORD)
+    assert {len(row) for row in rows} == {len(BUCKET_TRAFFIC_HEADER)}
+    assert [row[-1] for row in rows] == ["500x", "-"]
+    assert bucket_traffic_rows(RECORD.model_copy(update={"traffic": None})) == []
+
+
+def test_plan_is_compared_with_the_slowest_baseline_first():
+    rows = plan_rows(PLAN)
+    assert rows[-2:] == [
+        ("against wfbp", "100 ms: 2.00x as fast"),
+        ("against single", "60.0 ms: 1.20x as fast"),
+    ]
+    assert dict(rows)["dense lower bound"] == "40.0 ms; the plan takes 1.25x that"
+
+
+def test_plan_says_when_it_is_extrapolated():
+    predicted = PLAN.predicted.model_copy(update={"extrapolated_from": 2})
+    rows = dict(plan_rows(PLAN.model_copy(update={"predicted": predicted})))
+    assert rows["iteration, predicted"].endswith("extrapolated from 2 ranks")
+
+
+def test_plan_written_by_hand_needs_no_prediction():
+    rows = dict(plan_rows(PLAN.model_copy(update={"predicted": None})))
+    assert rows["buckets"] == "2 of 3 tensors"
+
+
+def test_every_bucket_has_its_row():
+    rows = bucket_rows(PLAN)
+    assert {len(row) for row in rows} == {len(BUCKET_HEADER)}
+    assert rows[0] == ("0", "2", "fc2.weight", "fc2.bias", "dense", "allreduce")
+    assert rows[1][4] == "topk 0.1 %"
+
+
+def test_a_density_per_tensor_is_shown_as_a_range():
+    assert compressor_text(TopK(density=(0.01, 0.001))) == "topk 0.1 % to 1 %"

@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.report import units
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [
+        (0.0, "0 s"),
+        (2.5e-9, "2.50 ns"),
+        (1e-6, "1.00 us"),
+        (62e-6, "62.0 us"),
+        (0.0123, "12.3 ms"),
+        (0.99999, "1.00 s"),
+        (123.4, "123 s"),
+    ],
+)
+def test_seconds_take_the_unit_that_fits(value_s, text):
+    assert units.seconds(value_s) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (512, "512 B"), (102e6, "102 MB"), (1e9, "1.00 GB")],
+)
+def test_bytes_are_decimal(value, text):
+    assert units.nbytes(value) == text
+
+
+@given(st.floats(1e-6, 1e3), st.integers(2, 20))
+def test_ticks_are_round_and_fit(end_s, at_most):
+    found = [time_s for time_s, _ in units.ticks(end_s, at_most)]
+    assert found[0] == 0
+    assert 1 <= len(found) - 1 <= at_most
+    assert found[-1] <= end_s * (1 + 1e-6)
+
+
+def test_ticks_are_labelled_without_needless_digits():
+    assert [label for _, label in units.ticks(0.11, 4)] == [
+        "0 s", "50 ms", "100 ms",
+    ]  # fmt: skip
