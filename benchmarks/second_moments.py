@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -83,26 +84,24 @@ def plain(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
 
 def exact(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
     """Return a step with exact second moments."""
+    moments = ExactSecondMoments(model)
 
     def step() -> None:
-        moments = ExactSecondMoments(model)
         whole(model, inputs)
         for parameter in model.parameters():
             moments.of(parameter)
-        moments.remove()
 
     return step
 
 
 def estimated(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
     """Return a step with the micro-batch estimate."""
+    moments = MicroBatchSecondMoments(model, MICRO_BATCHES)
 
     def step() -> None:
-        moments = MicroBatchSecondMoments(model, MICRO_BATCHES)
         in_parts(model, inputs)
         for parameter in model.parameters():
             moments.of(parameter)
-        moments.remove()
 
     return step
 
@@ -129,7 +128,7 @@ def medians_s(
     model, shape = MODELS[name](width)
     model.to(device)
     inputs = torch.randn(batch_size, *shape, device=device)
-    steps = {key: make(model, inputs) for key, make in VARIANTS.items()}
+    steps = {k: make(deepcopy(model), inputs) for k, make in VARIANTS.items()}
     samples: dict[str, list[float]] = {key: [] for key in steps}
     for _ in range(repeats + 1):
         for key, step in steps.items():

@@ -5,11 +5,16 @@ over the batch. Autograd only returns the sum over z, so the squares must be cau
 the way. VGC and hybrid compare them with the gradient (VGC paper, eq. 3).
 
 ================================  ===================================================
-:class:`ExactSecondMoments`       any model whose layers treat samples one by one;
-                                  costs about one more weight gradient per layer
+:class:`ExactSecondMoments`       models whose layers treat samples one by one; costs
+                                  one more weight gradient per layer, or somewhat more
 :class:`MicroBatchSecondMoments`  any model and loss; the batch is cut into
-                                  micro-batches, an unbiased estimate, almost free
+                                  micro-batches; an unbiased estimate for the price of
+                                  two more copies of the gradients
 ================================  ===================================================
+
+``benchmarks/second_moments.py`` measures both. Batch normalisation, shared parameters
+and layers that return tuples (attention, recurrent ones) have no exact moments and are
+refused by name.
 
 Both are attached to a model and answer ``of(parameter)`` from the moment at which the
 parameter's post-accumulate-grad hooks run. Hooks run in the order in which they were
