@@ -267,7 +267,7 @@ class RealRanks:
         try:
             self._launcher.wait(10)
         except subprocess.TimeoutExpired:
-            self._launcher.kill()
+            self._launcher.terminate()
             self._launcher.wait()
         self._folder.cleanup()
 

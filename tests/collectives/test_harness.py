@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter, itemgetter
+
 import pytest
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.harness import MAX_RANKS, real_ranks, run_ranks
 
 
 def test_results_come_in_rank_order():
@@ -17,8 +19,7 @@ def test_the_first_failure_reaches_the_caller_and_frees_the_others():
     def fail_on_two(transport):
         if transport.rank == 2:
             raise KeyError("rank 2")
-        other = transport.duplicate() if transport.world_size == 1 else transport
-        other.barrier()
+        transport.barrier()
 
     with pytest.raises(KeyError, match="rank 2"):
         run_ranks(4, fail_on_two)
@@ -45,3 +46,9 @@ def test_calls_that_do_not_match_are_refused():
 def test_an_int8_sum_that_overflows_is_refused():
     with pytest.raises(CollectiveError, match="int8"):
         run_ranks(2, lambda t: t.all_reduce(torch.tensor([100], dtype=torch.int8)))
+
+
+def test_a_failure_on_a_real_rank_is_told_and_new_ranks_take_over():
+    with pytest.raises(RuntimeError, match="not subscriptable"):
+        real_ranks("gloo").run(3, itemgetter("no transport has items"))
+    assert real_ranks("gloo").run(MAX_RANKS, attrgetter("rank")) == list(range(9))
