@@ -68,7 +68,7 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
             children[name] = start_process(command, variables)
         return _wait(children)
     except KeyboardInterrupt:
-        _wait_until_ended(children.values(), _INTERRUPTED_S)
+        wait_until_ended(children.values(), _INTERRUPTED_S)
         raise
     finally:
         end_processes(children.values())
@@ -98,7 +98,7 @@ def end_processes(processes: Collection[Process]) -> None:
     """End those that still run: SIGTERM, after 3 s SIGKILL."""
     for process in processes:
         process.terminate()
-    _wait_until_ended(processes, _TERMINATE_S)
+    wait_until_ended(processes, _TERMINATE_S)
     for process in processes:
         process.kill()
         process.wait()
@@ -146,12 +146,12 @@ def _mpirun(ranks: int, argv: Sequence[str]) -> list[str]:
 def _wait(children: Mapping[str, Process]) -> int:
     """Wait for all; after the first failure no longer than the others need to end."""
     while all(child.poll() in (None, 0) for child in children.values()):
-        if _wait_until_ended(children.values(), _POLL_S):
+        if wait_until_ended(children.values(), _POLL_S):
             break
     codes = {name: child.poll() or 0 for name, child in children.items()}
     # Ranks that failed between two looks: a killed one is not a consequence.
     name = min(codes, key=lambda name: (codes[name] >= 0, codes[name] == 0))
-    _wait_until_ended(children.values(), _GRACE_S)
+    wait_until_ended(children.values(), _GRACE_S)
     if codes[name] < 0:
         killer = signal.Signals(-codes[name])
         hint = ": out of memory?" if killer == signal.SIGKILL else ""
@@ -159,7 +159,7 @@ def _wait(children: Mapping[str, Process]) -> int:
     return codes[name]
 
 
-def _wait_until_ended(processes: Collection[Process], timeout_s: float) -> bool:
+def wait_until_ended(processes: Collection[Process], timeout_s: float) -> bool:
     """Wait for all, at most ``timeout_s``; return whether all have ended."""
     deadline_s = time.monotonic() + timeout_s
     for process in processes:

@@ -1,7 +1,7 @@
 """MPI through mpi4py.
 
 Tensors are handed over as buffers of the CPU; a CUDA tensor is copied there and back.
-MPI has no half-precision type, so fp16 and bf16 sums are done here: all-to-all of the
+MPI has no half-precision type, so fp16 and bf16 are reduced here: all-to-all of the
 parts, sum in float32, all-gather, which moves the volume of a ring all-reduce.
 
 A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank.
@@ -51,8 +51,8 @@ class MpiTransport(Transport):
 
     def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
         """Reduce in place."""
-        if tensor.dtype in _HALF and operation == "sum":
-            self._sum_half(tensor)
+        if tensor.dtype in _HALF:
+            self._reduce_half(tensor, operation)
             return
         with _named("all-reduce"), _on_cpu(tensor) as buffer:
             self._comm.Allreduce(MPI.IN_PLACE, buffer, op=_OPERATIONS[operation])
@@ -75,6 +75,8 @@ class MpiTransport(Transport):
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum and scatter."""
+        if tensor.dtype in _HALF:
+            return self._sum_my_part(tensor)
         part = torch.empty(tensor.numel() // self.world_size, dtype=tensor.dtype)
         with _named("reduce-scatter"):
             self._comm.Reduce_scatter_block(tensor.cpu().numpy(), part.numpy())
@@ -129,14 +131,24 @@ class MpiTransport(Transport):
         """End every rank of the run."""
         MPI.COMM_WORLD.Abort(1)
 
-    def _sum_half(self, tensor: torch.Tensor) -> None:
+    def _reduce_half(self, tensor: torch.Tensor, operation: Operation) -> None:
+        if operation == "max":
+            wide = tensor.float()
+            self.all_reduce(wide, "max")
+            tensor.copy_(wide)
+            return
         padding = -tensor.numel() % self.world_size
-        parts = torch.nn.functional.pad(tensor.cpu(), (0, padding))
+        part = self._sum_my_part(torch.nn.functional.pad(tensor, (0, padding)))
+        tensor.copy_(self.all_gather(part).flatten()[: tensor.numel()])
+
+    def _sum_my_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
+        parts = tensor.cpu()
         received = torch.empty_like(parts)
-        with _named("all-reduce"):
+        with _named("all-to-all"):
             self._comm.Alltoall(_raw(parts), _raw(received))
-        mine = received.view(self.world_size, -1).float().sum(0).to(tensor.dtype)
-        tensor.copy_(self.all_gather(mine).flatten()[: tensor.numel()])
+        total = received.view(self.world_size, -1).float().sum(0)
+        return total.to(tensor.device, tensor.dtype)
 
 
 def _raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -1,0 +1,1 @@
+"""Measurements of comm-plan, also beside its peers; not part of the package."""
