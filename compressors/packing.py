@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 TRITS_PER_BYTE = 5
+CHUNK_NUMEL = 1 << 18  # codes that stay in cache; whole groups of eight
 ALL_ZERO_TRITS = 121  # 1 + 3 + 9 + 27 + 81: a trit is stored as 0, 1 or 2
 
 
@@ -44,6 +45,17 @@ def unpack_trits(packed: torch.Tensor, numel: int) -> torch.Tensor:
 
 def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return [ceil(n * bits / 8)] uint8 for ``codes`` [n] uint8 below ``2 ** bits``."""
+    chunks = torch.split(codes, CHUNK_NUMEL)
+    return torch.cat([_pack_chunk(chunk, bits) for chunk in chunks])
+
+
+def unpack_codes(packed: torch.Tensor, bits: int, numel: int) -> torch.Tensor:
+    """Return the ``numel`` codes [n] uint8 that :func:`pack_codes` packed."""
+    chunks = torch.split(packed, CHUNK_NUMEL // 8 * bits)
+    return torch.cat([_unpack_chunk(chunk, bits) for chunk in chunks])[:numel]
+
+
+def _pack_chunk(codes: torch.Tensor, bits: int) -> torch.Tensor:
     numel = codes.numel()
     words = pad(codes, (0, -numel % 8)).view(torch.int64)
     for width, shift in _rounds(bits):
@@ -53,14 +65,13 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return packed.view(-1)[: -(-numel * bits // 8)]
 
 
-def unpack_codes(packed: torch.Tensor, bits: int, numel: int) -> torch.Tensor:
-    """Return the ``numel`` codes [n] uint8 that :func:`pack_codes` packed."""
+def _unpack_chunk(packed: torch.Tensor, bits: int) -> torch.Tensor:
     groups = pad(packed, (0, -packed.numel() % bits)).view(-1, bits)
     words = _columns(groups, bits, 8).view(torch.int64).view(-1)
     for width, shift in reversed(_rounds(bits)):
         low = _mask(width, 2 * (width + shift))
         words = (words & low) | ((words << shift) & (low << (width + shift)))
-    return words.view(torch.uint8)[:numel]
+    return words.view(torch.uint8)
 
 
 def _third(x: torch.Tensor) -> torch.Tensor:

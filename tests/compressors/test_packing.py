@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_plan.compressors.packing import CHUNK_NUMEL as CODES_CHUNK_NUMEL
 from comm_plan.compressors.packing import (
     pack_codes,
     pack_trits,
@@ -43,6 +44,15 @@ def test_codes_come_back_from_their_bits(data, bits):
     packed = pack_codes(codes, bits)
     assert packed.numel() == -(-len(values) * bits // 8)
     assert torch.equal(unpack_codes(packed, bits, len(values)), codes)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_many_codes_come_back_although_packed_in_chunks(bits):
+    numel = 2 * CODES_CHUNK_NUMEL + 5
+    codes = torch.randint(0, 2**bits, (numel,), dtype=torch.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.numel() == -(-numel * bits // 8)
+    assert torch.equal(unpack_codes(packed, bits, numel), codes)
 
 
 @given(st.data(), st.integers(1, 8))

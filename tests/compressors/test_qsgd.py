@@ -77,7 +77,7 @@ def test_whole_levels_arrive_exactly(bits):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_the_mean_over_many_steps_is_the_gradient(bits):
-    steps, numel = 2000, 150
+    steps, numel = 500, 150
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(bits))
     compressor = qsgd(bits, [numel])
     total = np.zeros(numel)
