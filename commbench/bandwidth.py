@@ -1,36 +1,15 @@
 """Algorithm and bus bandwidth, as nccl-tests defines them.
 
-The algorithm bandwidth of a collective is its size over its time. The bus bandwidth
-is that times a factor which takes the number of ranks out: with an optimal algorithm it
-is the speed of each rank's link, for every collective and every P, so it can be held
-against what the hardware can do.
-
-=====================================  =================
-collective                             factor
-=====================================  =================
-all-reduce                             2 (P - 1) / P
-all-gather, reduce-scatter             (P - 1) / P
-broadcast, point to point              1
-gTop-k                                 2 ceil(log2 P)
-=====================================  =================
-
-The first three rows are those of nccl-tests. gTop-k moves a rank's whole message up the
-tree and down again, one level a round (gTop-k paper, Eq. 7).
+The algorithm bandwidth of a collective is its size over its time. The bus bandwidth is
+that times a factor which takes the number of ranks out: with an optimal algorithm it is
+the speed of each rank's link, for every collective and every P, so it can be held
+against what the hardware can do. The factors, such as ``2 (P - 1) / P`` for all-reduce,
+stand with the closed forms in :mod:`comm_plan.collectives.costs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
-    "allreduce": lambda p: 2 * (p - 1) / p,
-    "allgather": lambda p: (p - 1) / p,
-    "reduce_scatter": lambda p: (p - 1) / p,
-    "broadcast": lambda p: 1.0,
-    "point_to_point": lambda p: 1.0,
-    "gtopk": lambda p: 2.0 * (p - 1).bit_length(),
-}
-"""Bus over algorithm bandwidth of each collective, for P ranks."""
+from comm_plan.collectives.costs import bus_factor
 
 
 def algbw(nbytes: float, seconds: float) -> float:
@@ -43,13 +22,19 @@ def algbw(nbytes: float, seconds: float) -> float:
     return nbytes / seconds
 
 
-def busbw(collective: str, world_size: int, nbytes: float, seconds: float) -> float:
+def busbw(
+    collective: str, world_size: int, nbytes: float, seconds: float
+) -> float | None:
     """Return the bus bandwidth in bytes per second.
 
     Args:
-        collective: one of :data:`BUSBW_FACTORS`.
+        collective: a name of a network document.
         world_size: number of ranks.
         nbytes: size of the operation, as :mod:`comm_plan.plans.network` counts it.
         seconds: its time, above 0.
+
+    Returns:
+        None for a collective that has no bus bandwidth (gTop-k).
     """
-    return BUSBW_FACTORS[collective](world_size) * algbw(nbytes, seconds)
+    factor = bus_factor(collective, world_size)
+    return None if factor is None else factor * algbw(nbytes, seconds)

@@ -138,7 +138,7 @@ def _row(world_size: int, collective: str, sample: Sample) -> Row:
         nbytes=sample.nbytes,
         time_us=sample.median_s * 1e6,
         algbw=algbw(sample.nbytes, sample.median_s) / 1e9,
-        busbw=bus / 1e9,
+        busbw=(bus or 0.0) / 1e9,
         redop="sum" if collective in ("allreduce", "reduce_scatter") else "none",
         root=0 if collective == "broadcast" else -1,
         iterations=sample.iterations,

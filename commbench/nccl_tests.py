@@ -77,8 +77,8 @@ def read(text: str, source: str = "<text>") -> list[Measurement]:
 def _measurement(run: _Run, source: str) -> Measurement:
     world_size = max([run.ranks, *(rank + 1 for rank in run.hosts)])
     return Measurement(
-        collective=collective_of(run.rows, run.program, source),
         samples=samples(run.rows, source),
+        collective=collective_of(run.rows, run.program, source),
         sync=SYNC,
         backend=run.backend,
         world_size=world_size if world_size > 1 else None,

@@ -72,8 +72,8 @@ def _measurement(report: Mapping[str, Any], source: str) -> Measurement:
     ranks = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     world_size = max([ranks, *(int(device["rank"]) + 1 for device in devices)])
     return Measurement(
-        collective=collective_of(rows, program and program[0], source),
         samples=samples(rows, source),
+        collective=collective_of(rows, program and program[0], source),
         sync=SYNC,
         backend=str(report.get("backend", "nccl")),
         world_size=world_size if world_size > 1 else None,

@@ -1,10 +1,8 @@
-"""What is measured: one class per collective, all with the same slots.
+"""What is measured: one class per collective.
 
-An operation is one collective at one size on one transport. It brings its own buffers,
-``run`` does it once and may be repeated, ``is_right`` does it once on numbers whose
-outcome is known. A new collective is one class and one line in :data:`OPERATIONS`, a
-factor in :mod:`comm_plan.commbench.bandwidth` and a name in
-:mod:`comm_plan.plans.network`.
+A new collective is one class and one line in :data:`OPERATIONS`, once
+:mod:`comm_plan.plans.network` knows its name and :mod:`comm_plan.collectives.costs` its
+closed form.
 
 The numbers are small integers that differ from rank to rank and from element to
 element, so that float32 sums are exact and a swapped, lost or doubled part shows.
@@ -12,63 +10,10 @@ element, so that float32 sums are exact and a swapped, lost or doubled part show
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 
-from comm_plan.collectives.transport import Transport
-
-_PERIOD = 251  # a prime, so that the parts of no world size look alike
-
-
-def pattern(numel: int, device: torch.device) -> torch.Tensor:
-    """Return [numel] float32: 0, 1, ... 250, 0, 1, ..."""
-    period = torch.arange(_PERIOD, dtype=torch.float32, device=device)
-    return period.repeat(numel // _PERIOD + 1)[:numel].clone()
-
-
-class Operation(ABC):
-    """One collective at one size.
-
-    Args:
-        transport: where it runs; all ranks make the same operations in the same order.
-        nbytes: its size as :mod:`comm_plan.plans.network` counts it, a multiple of
-            :meth:`granularity`.
-    """
-
-    time_share = 1.0
-    """Cost over the elapsed time of :meth:`run`."""
-
-    def __init__(self, transport: Transport, nbytes: int) -> None:
-        self.transport = transport
-        self.rank_sum = sum(range(transport.world_size))
-        self.prepare(nbytes)
-
-    @staticmethod
-    def granularity(world_size: int) -> int:
-        """Return what ``nbytes`` must be a multiple of."""
-        return torch.float32.itemsize
-
-    @abstractmethod
-    def prepare(self, nbytes: int) -> None:
-        """Make the buffers."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Do it once."""
-
-    @abstractmethod
-    def is_right(self) -> bool:
-        """Do it once and return whether the result here follows the definition."""
-
-    def pattern(self, nbytes: int) -> torch.Tensor:
-        """Return the numbers that all ranks start from, rank 0's."""
-        numel = nbytes // torch.float32.itemsize
-        return pattern(numel, self.transport.device)
-
-    def is_timed(self) -> bool:
-        """Return whether this rank's clock counts."""
-        return True
+from comm_plan.commbench.gtopk_operation import GTopK
+from comm_plan.commbench.operation import Operation
 
 
 class AllReduce(Operation):
@@ -206,5 +151,6 @@ OPERATIONS: dict[str, type[Operation]] = {
     "reduce_scatter": ReduceScatter,
     "broadcast": Broadcast,
     "point_to_point": PointToPoint,
+    "gtopk": GTopK,
 }
 """The operation behind each name of a network document that can be measured here."""

@@ -30,7 +30,8 @@ import torch
 
 from comm_plan.collectives.transport import Transport
 from comm_plan.commbench.fit import fit
-from comm_plan.commbench.operations import OPERATIONS, Operation
+from comm_plan.commbench.operation import Operation
+from comm_plan.commbench.operations import OPERATIONS
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
 
@@ -88,7 +89,8 @@ def measure(
         transport: the ranks; its device's memory is used.
         collectives: names of :data:`~comm_plan.commbench.operations.OPERATIONS`.
         sizes: bytes, as :mod:`comm_plan.plans.network` counts them, rounded up to whole
-            elements on every rank; None: :func:`geometric_sizes`.
+            elements on every rank; None: :func:`geometric_sizes`. A collective leaves
+            out those above its operation's ``largest_nbytes``.
         budget_s: about how many seconds to take; the fewest iterations of each size are
             done even if they take longer.
         progress: called on every rank with how many measurements are done, how many
@@ -123,14 +125,27 @@ def _points(
     collectives: Iterable[str], sizes: Sequence[int], world_size: int
 ) -> list[_Point]:
     """Return what to measure, largest first, each once."""
-    points = set()
-    for collective in collectives:
-        if collective not in OPERATIONS:
-            known = ", ".join(OPERATIONS)
-            raise InputError(f"collective {collective!r} is none of {known}")
-        step = OPERATIONS[collective].granularity(world_size)
-        points |= {_Point(-(-size // step) * step, collective) for size in sizes}
+    points = {
+        _Point(nbytes, collective)
+        for collective in collectives
+        for nbytes in _sizes(collective, sizes, world_size)
+    }
     return sorted(points, key=lambda point: (-point.nbytes, point.collective))
+
+
+def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
+    if collective not in OPERATIONS:
+        known = ", ".join(OPERATIONS)
+        raise InputError(f"collective {collective!r} is none of {known}")
+    operation = OPERATIONS[collective]
+    step = operation.granularity(world_size)
+    fitting = [-(-s // step) * step for s in sizes if s <= operation.largest_nbytes]
+    if not fitting:
+        raise InputError(
+            f"{collective} is measured up to {operation.largest_nbytes} bytes, the "
+            f"smallest size is {min(sizes)}: give smaller sizes or leave it out"
+        )
+    return fitting
 
 
 def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:

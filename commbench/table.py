@@ -18,14 +18,14 @@ class Row:
     Attributes:
         sample: what was measured.
         algbw: algorithm bandwidth of the median, bytes per second.
-        busbw: bus bandwidth of the median, bytes per second.
+        busbw: bus bandwidth of the median, bytes per second; None for gTop-k.
         fit_s: fitted cost; None without a fit.
         fit_error: fitted over measured, less 1; None without a fit.
     """
 
     sample: Sample
     algbw: float
-    busbw: float
+    busbw: float | None
     fit_s: float | None
     fit_error: float | None
 
@@ -104,8 +104,10 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us"
 
 
-def _bandwidth(bytes_per_s: float) -> str:
+def _bandwidth(bytes_per_s: float | None) -> str:
     """Return a bandwidth in powers of 1000, as links are sold."""
+    if bytes_per_s is None:
+        return ""
     if bytes_per_s >= 1e9:
         return f"{bytes_per_s / 1e9:.4g} GB/s"
     return f"{bytes_per_s / 1e6:.4g} MB/s"

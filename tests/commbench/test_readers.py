@@ -1,0 +1,369 @@
+"""What nccl-tests and OSU print becomes a network document, or one clear line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from comm_plan.commbench import importing, nccl_tests, nccl_tests_json, osu
+from comm_plan.errors import DocumentError, InputError, MismatchError
+from comm_plan.plans import CollectiveCost, Network, Sample
+
+NEW_HEAD = (
+    "#       size         count      type   redop    root     time   algbw   busbw  "
+    "#wrong     time   algbw   busbw  #wrong\n"
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"
+    "             (us)  (GB/s)  (GB/s)\n"
+)
+OLD_HEAD = (
+    "#       size         count      type   redop     time   algbw   busbw  error"
+    "     time   algbw   busbw  error\n"
+    "#        (B)    (elements)                       (us)  (GB/s)  (GB/s)"
+    "            (us)  (GB/s)  (GB/s)\n"
+)
+RANKS = (
+    "# nThread 1 nGpus 1 minBytes 8 maxBytes 8388608 step: 2(factor) warmup iters: 5 "
+    "iters: 50 agg iters: 1 validation: 1 graph: 0\n"
+    "#\n# Using devices\n"
+    "#  Rank  0 Group  0 Pid    100 on     node-a device  0 [0000:07:00] NVIDIA X\n"
+    "#  Rank  1 Group  0 Pid    101 on     node-a device  1 [0000:0a:00] NVIDIA X\n"
+    "#  Rank  2 Group  0 Pid    200 on     node-b device  0 [0000:07:00] NVIDIA X\n"
+    "#  Rank  3 Group  0 Pid    201 on     node-b device  1 [0000:0a:00] NVIDIA X\n"
+)
+NEW = (
+    "# nccl-tests version 2.18.0 nccl-headers=22907 nccl-library=22907\n"
+    "# Collective test starting: all_reduce_perf_mpi\n"
+    + RANKS
+    + "#\n"
+    + NEW_HEAD
+    + "node-a:100:100 [0] NCCL INFO Connected all rings\n"
+    "           8             2     float     sum      -1    12.50    0.00    0.00"
+    "       0    11.00    0.00    0.00       0\n"
+    "     8388608       2097152     float     sum      -1  1024.00    8.19   12.29"
+    "       0   900.00    9.32   13.98     N/A\n"
+    "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 6.1\n#\n"
+    "# Collective test concluded: all_reduce_perf_mpi\n"
+)
+
+
+def nccl_table(name, row):
+    return f"# Collective test starting: {name}\n{RANKS}{NEW_HEAD}{row}\n"
+
+
+def only(found):
+    (measurement,) = found
+    return measurement
+
+
+def test_nccl_text_of_today():
+    found = only(nccl_tests.read(NEW))
+    assert (found.collective, found.backend) == ("allreduce", "nccl")
+    assert (found.world_size, found.hosts) == (4, ("node-a", "node-b"))
+    small, large = found.samples
+    assert (small.nbytes, large.nbytes) == (8, 8388608)
+    # The out-of-place time, in seconds; the mean is all there is.
+    assert large.median_s == large.min_s == large.p95_s == pytest.approx(1.024e-3)
+    assert large.iterations == 50
+
+
+def test_nccl_text_without_root_and_name():
+    row = (
+        "     4194304       1048576     float     sum    520.0    8.07   12.10  2e-07"
+        "    510.0    8.22   12.34  2e-07\n"
+    )
+    ranks = RANKS.replace(" Group  0", "")
+    found = only(nccl_tests.read(ranks + OLD_HEAD + row))
+    assert (found.collective, found.world_size) == ("allreduce", 4)
+    assert found.samples[0].median_s == pytest.approx(520e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rates", "expected"),
+    [
+        ("     sum      -1", "8.00   12.00", "allreduce"),
+        ("     sum      -1", "8.00    6.00", "reduce_scatter"),
+        ("    none       0", "8.00    8.00", "broadcast"),
+    ],
+)
+def test_the_rows_tell_the_collective_when_no_line_does(kind, rates, expected):
+    row = f"     8388608       2097152     float{kind}  1048.6    {rates}       0\n"
+    assert only(nccl_tests.read(RANKS + NEW_HEAD + row)).collective == expected
+
+
+def test_all_gather_is_not_guessed():
+    row = (
+        "     8388608       2097152     float    none      -1  1048.6    8.0    6.0"
+        "       0\n"
+    )
+    with pytest.raises(DocumentError, match="Collective test starting"):
+        nccl_tests.read(RANKS + NEW_HEAD + row)
+
+
+def test_old_all_gather_has_neither_redop_nor_root():
+    head = OLD_HEAD.replace("redop", "")
+    row = "       65536          8192     float    16.57    3.96    2.97  0e+00\n"
+    text = "$ ./build/all_gather_perf -b 64K -e 64K\n" + RANKS + head + row
+    found = only(nccl_tests.read(text))
+    assert found.collective == "allgather"
+    assert found.samples[0].nbytes == 65536
+    assert found.samples[0].median_s == pytest.approx(16.57e-6)
+
+
+def test_several_tables_in_one_file():
+    row = "1024  256  float  none  0  30.0  0.03  0.03  0  29.0  0.03  0.03  0"
+    text = NEW + nccl_table("broadcast_perf", row)
+    assert [m.collective for m in nccl_tests.read(text)] == ["allreduce", "broadcast"]
+
+
+def test_threads_and_gpus_of_one_process_count():
+    text = NEW.replace("nThread 1 nGpus 1", "nThread 2 nGpus 4")
+    assert only(nccl_tests.read(text)).world_size == 8
+
+
+def test_rows_of_no_bytes_are_left_out():
+    zero = "0  0  float  sum  -1  5.70  0.00  0.00  0  5.54  0.00  0.00  0\n"
+    row = "1024  256  float  sum  -1  30.0  0.03  0.03  0  29.0  0.03  0.03  0"
+    found = only(nccl_tests.read(nccl_table("all_reduce_perf", zero + row)))
+    assert [sample.nbytes for sample in found.samples] == [1024]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NEW.replace("       0   900", "       3   900"), "3 wrong results at 8388608"),
+        (NEW.replace("1024.00", "   0.00"), "time 0 us at 8388608"),
+        (NEW.replace("all_reduce_perf", "alltoall_perf"), "alltoall_perf is none of"),
+        (NEW_HEAD, "no row under size"),
+    ],
+)
+def test_bad_nccl_text_is_refused(text, message):
+    with pytest.raises(DocumentError, match=message) as caught:
+        nccl_tests.read(text, "log.txt")
+    assert str(caught.value).startswith("log.txt: ")
+    assert "\n" not in str(caught.value)
+
+
+REPORT = {
+    "version": 2,
+    "args": ["/opt/build/reduce_scatter_perf", "-J", "alltoall_perf.json"],
+    "config": {
+        "nthreads": 1,
+        "ngpus": 1,
+        "iterations": 30,
+        "devices": [
+            {"rank": 0, "hostname": "node-a"},
+            {"rank": 1, "hostname": "node-b"},
+        ],
+    },
+    "results": [
+        {
+            "size": 1048576,
+            "count": 131072,
+            "type": "float",
+            "redop": "sum",
+            "root": "    -1",
+            "out_of_place": {
+                "time": 250.0,
+                "alg_bw": 4.19,
+                "bus_bw": 2.1,
+                "nwrong": 0.0,
+            },
+            "in_place": {"time": 240.0, "alg_bw": 4.37, "bus_bw": 2.2, "nwrong": None},
+        }
+    ],
+}
+
+
+def test_nccl_json():
+    found = only(nccl_tests_json.read(json.dumps(REPORT)))
+    assert (found.collective, found.world_size) == ("reduce_scatter", 2)
+    assert found.hosts == ("node-a", "node-b")
+    (sample,) = found.samples
+    assert (sample.nbytes, sample.iterations) == (1048576, 30)
+    assert sample.median_s == pytest.approx(250e-6)
+
+
+def test_nccl_json_with_single_iterations_has_a_real_spread():
+    result = REPORT["results"][0] | {
+        "out_of_place_per_iter": {"min_us": 200.0, "p50_us": 245.0, "p95_us": 300.0}
+    }
+    report = REPORT | {"results": [result]}
+    (sample,) = only(nccl_tests_json.read(json.dumps(report))).samples
+    times = (sample.min_s, sample.median_s, sample.p95_s)
+    assert times == pytest.approx((200e-6, 245e-6, 300e-6))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"results": [', "not JSON"),
+        ('{"schema": "comm-plan/profile"}', "there is no 'results'"),
+        ('{"results": [{"size": 4, "out_of_place": {"time": "x"}}]}', "nccl-tests -J"),
+        ('{"results": []}', "no row"),
+    ],
+)
+def test_bad_json_is_refused(text, message):
+    with pytest.raises(DocumentError, match=message):
+        nccl_tests_json.read(text)
+
+
+def osu_text(title, size=4096, columns="Avg Latency(us)"):
+    head = f"# {title} v7.4\n# Datatype: MPI_CHAR.\n# Size       {columns}\n"
+    return f"{head}{size}   20.0\n"
+
+
+@pytest.mark.parametrize(
+    ("title", "collective"),
+    [
+        ("OSU MPI Allreduce Latency Test", "allreduce"),
+        ("OSU MPI-CUDA Reduce_scatter Latency Test", "reduce_scatter"),
+        ("OSU MPI Broadcast Latency Test", "broadcast"),
+        ("OSU MPI Latency Test", "point_to_point"),
+    ],
+)
+def test_osu_titles(title, collective):
+    found = only(osu.read(osu_text(title), world_size=4))
+    assert (found.collective, found.backend) == (collective, "mpi")
+    assert found.samples[0].nbytes == 4096
+    assert found.samples[0].median_s == pytest.approx(20e-6)
+
+
+def test_osu_all_gather_counts_one_rank():
+    found = only(osu.read(osu_text("OSU MPI Allgather Latency Test"), world_size=8))
+    assert found.samples[0].nbytes == 8 * 4096
+
+
+def test_osu_all_gather_needs_the_number_of_ranks():
+    with pytest.raises(InputError, match="--world-size"):
+        osu.read(osu_text("OSU MPI Allgather Latency Test"))
+
+
+def test_osu_full_columns():
+    text = (
+        "# OSU MPI Allreduce Latency Test v5.9\n"
+        "# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations\n"
+        "4                       2.81              1.89              3.73        1000\n"
+        "1048576               104.30            104.26            104.33         100\n"
+    )
+    small, large = only(osu.read(text, world_size=2)).samples
+    assert (small.min_s, small.p95_s) == pytest.approx((1.89e-6, 3.73e-6))
+    assert (small.iterations, large.iterations) == (1000, 100)
+
+
+def test_osu_old_latency_with_its_default_iterations():
+    text = osu_text("OSU MPI Latency Test", 0, "   Latency (us)") + "1048576  90.0\n"
+    found = only(osu.read(text))
+    assert found.world_size == 2
+    assert [s.nbytes for s in found.samples] == [0, 1048576]
+    assert [s.iterations for s in found.samples] == [10_000, 1000]
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "OSU MPI Bandwidth Test",
+        "OSU MPI Multi Latency Test",
+        "OSU MPI Reduce Latency Test",
+    ],
+)
+def test_other_osu_benchmarks_are_refused(title):
+    with pytest.raises(DocumentError, match="is none of"):
+        osu.read(osu_text(title), world_size=2)
+
+
+NETWORK = Network(
+    backend="gloo",
+    world_size=4,
+    hosts=("a", "b"),
+    collectives={
+        name: CollectiveCost(
+            samples=[
+                Sample(
+                    nbytes=n, median_s=2e-4 * i, min_s=1e-4, p95_s=9e-3, iterations=7
+                )
+                for i, n in enumerate((64, 4096, 1 << 20), start=1)
+            ]
+        )
+        for name in (
+            "allreduce",
+            "allgather",
+            "reduce_scatter",
+            "broadcast",
+            "point_to_point",
+        )
+    },
+)
+
+
+@pytest.mark.parametrize("collective", NETWORK.collectives)
+@pytest.mark.parametrize("module", [nccl_tests, nccl_tests_json, osu])
+def test_what_is_written_reads_back(module, collective):
+    text = module.write(NETWORK, collective)
+    found = only(importing.parse(text, world_size=4))
+    assert (found.collective, found.backend) == (collective, "gloo")
+    assert found.world_size == 4
+    written = NETWORK.collectives[collective].samples
+    assert [s.nbytes for s in found.samples] == [s.nbytes for s in written]
+    assert [s.iterations for s in found.samples] == [7, 7, 7]
+    medians = [s.median_s for s in found.samples]
+    assert medians == pytest.approx([s.median_s for s in written])
+
+
+@pytest.mark.parametrize("module", [nccl_tests, nccl_tests_json, osu])
+def test_what_was_not_measured_cannot_be_written(module):
+    empty = NETWORK.model_copy(update={"collectives": {}})
+    with pytest.raises(InputError, match="no samples of allreduce"):
+        module.write(empty, "allreduce")
+    with pytest.raises(InputError, match="no gtopk"):
+        module.write(NETWORK, "gtopk")
+
+
+def test_files_are_put_together_and_fitted(tmp_path):
+    (tmp_path / "one.txt").write_text(NEW)
+    row = "65536  4096  float  none  -1  40.0  1.64  1.23  0  39.0  1.68  1.26  0"
+    (tmp_path / "two.txt").write_text(nccl_table("all_gather_perf", row))
+    network = importing.load([tmp_path / "one.txt", tmp_path / "two.txt"])
+    assert (network.backend, network.world_size) == ("nccl", 4)
+    assert set(network.collectives) == {"allreduce", "allgather"}
+    assert all(cost.fit is not None for cost in network.collectives.values())
+    assert network.collectives["allreduce"].fit.seconds(8388608) == pytest.approx(
+        1.024e-3, rel=1e-3
+    )
+
+
+def test_the_same_size_twice_is_made_one(tmp_path):
+    (tmp_path / "log.txt").write_text(NEW + NEW.replace("1024.00", "2048.00"))
+    network = importing.load([tmp_path / "log.txt"])
+    sample = network.collectives["allreduce"].samples[-1]
+    times = (sample.min_s, sample.median_s, sample.p95_s)
+    assert times == pytest.approx((1.024e-3, 1.536e-3, 2.048e-3))
+    assert sample.iterations == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", "neither nccl-tests nor OSU"),
+        ("", "neither nccl-tests nor OSU"),
+        (osu_text("OSU MPI Allreduce Latency Test"), "number of ranks"),
+    ],
+)
+def test_other_files_are_refused_with_one_line(tmp_path, text, message):
+    path = tmp_path / "what.txt"
+    path.write_text(text)
+    with pytest.raises(DocumentError, match=message) as caught:
+        importing.load([path])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DocumentError, match="cannot be read: no such file"):
+        importing.load([tmp_path / "none.txt"])
+
+
+def test_ranks_must_agree(tmp_path):
+    (tmp_path / "log.txt").write_text(NEW)
+    with pytest.raises(MismatchError, match="number of ranks is 4, 8"):
+        importing.load([tmp_path / "log.txt"], world_size=8)

@@ -1,0 +1,216 @@
+"""The sweep measures what it says, agrees on all ranks, and catches wrong results."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from comm_plan.collectives.local_transport import LocalTransport
+from comm_plan.commbench.operations import OPERATIONS
+from comm_plan.commbench.sweep import ITERATIONS, SYNC, geometric_sizes, measure
+from comm_plan.errors import CollectiveError, InputError
+from comm_plan.plans import Network
+from comm_plan.plans.network import COLLECTIVES
+from comm_plan.tests.harness import ThreadTransport, run_ranks
+
+SIZES = (4, 100, 4096)
+
+
+def sweep(transport, collectives=tuple(OPERATIONS), **options):
+    return measure(transport, collectives, SIZES, budget_s=0.0, **options)
+
+
+def test_every_collective_of_a_network_document_can_be_measured():
+    assert set(OPERATIONS) == set(COLLECTIVES)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_all_ranks_get_the_same_fitted_network(world_size):
+    networks = run_ranks(world_size, sweep)
+    assert all(network == networks[0] for network in networks)
+    network = networks[0]
+    assert (network.world_size, network.backend) == (world_size, "thread")
+    assert set(network.collectives) == set(OPERATIONS)
+    for cost in network.collectives.values():
+        assert cost.sync == SYNC
+        assert cost.fit is not None
+        for sample in cost.samples:
+            assert 0 < sample.min_s <= sample.median_s <= sample.p95_s
+            assert sample.iterations == ITERATIONS[0]
+
+
+def test_the_document_survives_its_file(tmp_path):
+    network, _ = run_ranks(2, sweep)
+    network.save(tmp_path / "network.json")
+    assert Network.load(tmp_path / "network.json") == network
+
+
+def test_sizes_are_rounded_up_to_whole_elements_of_every_rank():
+    network = run_ranks(3, sweep)[0]
+    sizes = {
+        name: [sample.nbytes for sample in cost.samples]
+        for name, cost in network.collectives.items()
+    }
+    assert sizes["allreduce"] == [4, 100, 4096]
+    assert sizes["allgather"] == sizes["reduce_scatter"] == [12, 108, 4104]
+    assert sizes["gtopk"] == [8, 104, 4096]
+
+
+def test_gtopk_is_measured_as_far_as_compressed_messages_go():
+    def run(transport):
+        sizes = (OPERATIONS["gtopk"].largest_nbytes, 2**30)
+        return measure(transport, ("gtopk",), sizes, budget_s=0.0)
+
+    network = run_ranks(2, run)[0]
+    (sample,) = network.collectives["gtopk"].samples
+    assert sample.nbytes == 4 * 2**20
+
+
+def test_sizes_beyond_what_is_sent_are_refused():
+    with pytest.raises(InputError, match="gtopk is measured up to 4194304 bytes"):
+        run_ranks(2, lambda transport: measure(transport, ("gtopk",), (2**30,)))
+
+
+def test_progress_counts_to_the_end():
+    seen = []
+
+    def watch(transport):
+        listener = seen.append if transport.rank == 0 else lambda call: None
+        sweep(transport, ("allreduce",), progress=lambda *call: listener(call))
+
+    run_ranks(2, watch)
+    assert [done for done, _, _ in seen] == [0, 1, 2, 3]
+    assert {total for _, total, _ in seen} == {3}
+    assert seen[0][2] == "allreduce of 4096 bytes"
+
+
+def test_a_larger_budget_buys_iterations_up_to_the_most():
+    def rich(transport):
+        return measure(transport, ("broadcast",), (4,), budget_s=1000.0)
+
+    network = run_ranks(2, rich)[0]
+    (sample,) = network.collectives["broadcast"].samples
+    assert sample.iterations == ITERATIONS[1]
+
+
+class Faulty(ThreadTransport):
+    """Changes the last element of whatever arrives on rank 1."""
+
+    def all_reduce(self, tensor, operation="sum"):
+        """Reduce, then spoil."""
+        super().all_reduce(tensor, operation)
+        self._spoil(tensor)
+
+    def all_gather(self, tensor):
+        """Gather, then spoil."""
+        return self._spoil(super().all_gather(tensor))
+
+    def reduce_scatter(self, tensor):
+        """Scatter, then spoil."""
+        return self._spoil(super().reduce_scatter(tensor))
+
+    def broadcast(self, tensor, root=0):
+        """Broadcast, then spoil."""
+        super().broadcast(tensor, root)
+        self._spoil(tensor)
+
+    def receive(self, tensor, source):
+        """Receive, then spoil."""
+        super().receive(tensor, source)
+        self._spoil(tensor)
+
+    def _spoil(self, tensor):
+        if self.rank == 1:
+            tensor.view(-1)[-1] += 1
+        return tensor
+
+
+@pytest.mark.parametrize("collective", OPERATIONS)
+def test_a_wrong_result_stops_every_rank_and_is_named(collective):
+    messages = []
+
+    def run(transport):
+        faulty = Faulty(transport._group, transport.rank)
+        with pytest.raises(CollectiveError) as caught:
+            measure(faulty, (collective,), (4096,), budget_s=0.0)
+        messages.append(str(caught.value))
+
+    run_ranks(2, run)
+    assert len(messages) == 2
+    for message in messages:
+        assert f"{collective} of 4096 bytes over thread" in message
+        assert "wrong result on rank 1" in message
+
+
+def test_one_rank_is_told_to_start_more():
+    with pytest.raises(InputError, match="start at least 2"):
+        measure(LocalTransport())
+
+
+def test_an_unknown_collective_is_named():
+    with pytest.raises(InputError, match="'alltoall' is none of allreduce"):
+        run_ranks(2, sweep, ("alltoall",))
+
+
+def test_no_collective_leaves_its_numbers_growing():
+    def repeat(transport):
+        operation = OPERATIONS["allreduce"](transport, 64)
+        assert operation.is_right()
+        for _ in range(200):
+            operation.run()
+        return operation.buffer
+
+    assert all(torch.isfinite(buffer).all() for buffer in run_ranks(2, repeat))
+
+
+def test_geometric_sizes_reach_the_largest():
+    assert geometric_sizes(4, 64, 4) == (4, 16, 64)
+    assert geometric_sizes(4, 63, 4) == (4, 16)
+    assert geometric_sizes()[-1] == 64 * 2**20
+
+
+@pytest.mark.parametrize("bad", [(0, 4, 2), (8, 4, 2), (4, 8, 1)])
+def test_sizes_that_leave_nothing_are_refused(bad):
+    with pytest.raises(InputError, match="give 1 <= smallest"):
+        geometric_sizes(*bad)
+
+
+CHECK = ("comm_plan.benchmarks.fit_check", "--smallest", "512", "--largest", "1024")
+CHECK += ("--from", "512", "--budget", "0.1")
+
+
+def launched(command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_gloo_ranks_measure_fit_and_measure_afresh():
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    output = launched([*launcher, "--nproc-per-node", "3", "-m", *CHECK])
+    assert all(name in output for name in OPERATIONS)
+    assert "(gloo, 3 ranks)" in output
+
+
+def mpirun():
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(mpirun() is None, reason="mpirun is not installed")
+def test_mpi_ranks_measure_fit_and_measure_afresh():
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    launcher = (mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2")
+    output = launched([*launcher, sys.executable, "-m", *CHECK, "--backend", "mpi"])
+    assert all(name in output for name in OPERATIONS)
+    assert "(mpi, 2 ranks)" in output
