@@ -29,6 +29,9 @@ Message = tuple["torch.Tensor", ...]
 RESIDUAL = "residual"
 """The state that error feedback keeps: gradient that was not sent yet."""
 
+VARIANCE = "variance"
+"""The state v of VGC: decayed sum of second moments since an element was sent."""
+
 
 @dataclass(frozen=True)
 class Slot:

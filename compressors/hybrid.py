@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from comm_plan.compressors.base import Context, Slot
+from comm_plan.compressors.base import VARIANCE, Context, Slot
 from comm_plan.compressors.strom import StromCompressor
-from comm_plan.compressors.vgc import VARIANCE, accumulate, unambiguous
+from comm_plan.compressors.vgc import accumulate, unambiguous
 
 
 class HybridCompressor(StromCompressor):

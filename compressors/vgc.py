@@ -51,11 +51,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from comm_plan.compressors.base import Context, Message, Slot
+from comm_plan.compressors.base import VARIANCE, Context, Message, Slot
 from comm_plan.compressors.words import MAX_DISTANCE, WordCompressor, pack, unpack
-
-VARIANCE = "variance"
-"""The state v: decayed sum of the second moments since an element was sent."""
 
 _MANTISSA_BITS = 23
 _HALF_MANTISSA = 1 << (_MANTISSA_BITS - 1)

@@ -37,6 +37,19 @@ SOLVERS: dict[str, Callable[[Problem], Solution]] = {
 }
 """Every solver by its name on the command line."""
 
+
+def find_solver(name: str) -> Callable[[Problem], Solution]:
+    """Return the solver called ``name``.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in SOLVERS:
+        known = ", ".join(SOLVERS)
+        raise InputError(f"solver {name!r} is unknown: use one of {known}")
+    return SOLVERS[name]
+
+
 CHOOSE_COMPRESSION = frozenset({"auto", "lags", "slgs"})
 """Solvers that decide themselves how a bucket is compressed."""
 
@@ -81,10 +94,7 @@ def solve(
         InputError: an unknown solver or compressor, a compressor for a solver that
             chooses its own, or a cost that was not measured.
     """
-    if solver not in SOLVERS:
-        raise InputError(
-            f"solver {solver!r} is unknown: use one of {', '.join(SOLVERS)}"
-        )
+    solve_problem = find_solver(solver)
     if compressor is not None and solver in CHOOSE_COMPRESSION:
         raise InputError(
             f"solver {solver} chooses the compressor itself: leave {compressor!r} out, "
@@ -95,7 +105,7 @@ def solve(
     if compressor is not None:
         spec, collective = method(compressor, density)
         problem = dense.sent_by(dense.prices.option(spec, collective))
-    solution = SOLVERS[solver](problem)
+    solution = solve_problem(problem)
     baselines = {
         name: dense.simulate(SOLVERS[name](dense)).iteration_s
         for name in BASELINES

@@ -1,5 +1,8 @@
 """The documents that pass between the verbs, and nothing else."""
 
+from pathlib import Path
+
+from comm_plan.errors import DocumentError
 from comm_plan.plans.compression import (
     COLLECTIVES_OF,
     Bf16,
@@ -14,7 +17,12 @@ from comm_plan.plans.compression import (
     Vgc,
     selected,
 )
-from comm_plan.plans.document import Document, check_writable, write_atomically
+from comm_plan.plans.document import (
+    Document,
+    check_writable,
+    read_schema,
+    write_atomically,
+)
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
 from comm_plan.plans.plan import (
     Bucket,
@@ -42,6 +50,21 @@ from comm_plan.plans.run import (
     RunRecord,
     Traffic,
 )
+
+
+def load_document(path: str | Path) -> Document:
+    """Read the document of whatever kind in the file at ``path``.
+
+    Raises:
+        DocumentError: the file is missing, or no valid document of any kind.
+    """
+    schema = read_schema(path)
+    for kind in DOCUMENTS:
+        if schema == kind.SCHEMA:
+            return kind.load(path)
+    known = ", ".join(kind.SCHEMA for kind in DOCUMENTS)
+    raise DocumentError(f"{path}: schema {schema!r} is none of {known}")
+
 
 DOCUMENTS: tuple[type[Document], ...] = (Profile, Network, Plan, RunRecord)
 """Every kind of document; each has a JSON Schema in ``plans/schemas``."""
@@ -85,6 +108,7 @@ __all__ = [
     "Vgc",
     "check_writable",
     "fingerprint",
+    "load_document",
     "load_plan",
     "selected",
     "write_atomically",

@@ -14,8 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from typing_extensions import Self
+from pydantic import Field
 
 from comm_plan.plans.document import Value
 
@@ -113,6 +112,11 @@ class Vgc(Variable):
     kind: Literal["vgc"] = "vgc"
     alpha: Positive = 1.5  # higher: more compression
     zeta: Annotated[float, Field(gt=0, le=1)] = 0.999
+
+    def message_nbytes(self, numels: Sequence[int]) -> int:
+        """Return the words and one exponent byte a tensor, padded to a word."""
+        exponents = 4 * math.ceil(len(numels) / 4)
+        return exponents + super().message_nbytes(numels)
 
 
 class Strom(Variable):

@@ -76,11 +76,7 @@ class Document(Value):
         Raises:
             DocumentError: the file cannot be read, or as :meth:`from_json`.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DocumentError(f"{path}: cannot be read: {_reason(error)}") from None
-        return cls.from_json(text, source=str(path))
+        return cls.from_json(_read(path), source=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document to ``path``, whole or not at all.
@@ -105,6 +101,15 @@ class Document(Value):
 
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
+
+
+def read_schema(path: str | os.PathLike[str]) -> object:
+    """Return the ``schema`` of the document in the file at ``path``.
+
+    Raises:
+        DocumentError: the file cannot be read, or holds no JSON object.
+    """
+    return _parse(_read(path), str(path)).get("schema")
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
@@ -149,6 +154,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Path(temporary).unlink()
 
 
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make the folder ``path`` and those above it, unless they are there.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be made: {_reason(error)}") from None
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -157,6 +174,13 @@ def _umask() -> int:
 
 def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def _parse(text: str, source: str) -> Mapping[str, Any]:

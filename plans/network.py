@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -55,7 +56,7 @@ class Fit(Value):
     def _check(self) -> Self:
         starts = [segment.from_nbytes for segment in self.segments]
         if starts[0] != 0 or any(
-            a >= b for a, b in zip(starts, starts[1:], strict=False)
+            a >= b for a, b in pairwise(starts)
         ):
             raise ValueError(
                 f"segments start at {starts}: the first must start at 0 and each "
@@ -81,7 +82,7 @@ class CollectiveCost(Value):
         if not self.samples and self.fit is None:
             raise ValueError("neither samples nor fit: measure, or give one segment")
         sizes = [sample.nbytes for sample in self.samples]
-        if any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"samples are not sorted by nbytes: {sizes}")
         return self
 

@@ -11,7 +11,7 @@ from torch import nn
 from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import build
-from comm_plan.compressors.base import RESIDUAL, Context, Slot
+from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
 from comm_plan.compressors.dense import DenseCompressor
 from comm_plan.plans import Bucket as PlannedBucket
 
@@ -140,9 +140,11 @@ class Bucket:
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals by ``factor``: the loss scale has changed."""
-        residuals = self.compressor.state.get(RESIDUAL, ())
-        for tensor in [*residuals, *self._carried.values()]:
+        state = self.compressor.state
+        for tensor in [*state.get(RESIDUAL, ()), *self._carried.values()]:
             tensor.mul_(factor)
+        for tensor in state.get(VARIANCE, ()):
+            tensor.mul_(factor**2)
 
     def _add(
         self,

@@ -28,6 +28,7 @@ from torch import nn
 
 from comm_plan.collectives.transport import Transport
 from comm_plan.errors import InputError, OutputError
+from comm_plan.plans.document import make_folder
 from comm_plan.runtime.engine import Engine
 
 KEEP = 2  # newest checkpoints; one is not enough if the disk fills while writing
@@ -56,10 +57,7 @@ class Checkpoints:
     def __init__(self, folder: Path, transport: Transport) -> None:
         self._folder = folder
         self._transport = transport
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be made: {error.strerror}") from None
+        make_folder(folder)
 
     def save(
         self,

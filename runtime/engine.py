@@ -203,11 +203,13 @@ class Engine:
         return tuple(buckets)
 
     def _exact_second_moments(self) -> SecondMoments | None:
-        if not any(b.compressor.needs_second_moments for b in self._buckets):
+        wanting = [b for b in self._buckets if b.compressor.needs_second_moments]
+        if not wanting:
             return None
         from comm_plan.runtime.second_moments import ExactSecondMoments
 
-        return ExactSecondMoments(self.model)
+        parameters = [p for bucket in wanting for p in bucket.parameters]
+        return ExactSecondMoments(self.model, parameters)
 
     def _register_hooks(
         self, parameters: dict[str, nn.Parameter]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from comm_plan.errors import DocumentError, OutputError
 from comm_plan.plans import DOCUMENTS, Network, Plan, Profile, fingerprint
 from comm_plan.plans.document import write_atomically

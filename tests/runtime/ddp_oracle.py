@@ -11,13 +11,14 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
 from comm_plan import parallelize
 from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.plans import Bucket, Plan, PlannedModel
 from comm_plan.runtime.agreement import model_fingerprint, trainable
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 STEPS = 4
 BATCH = 6

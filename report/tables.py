@@ -1,0 +1,113 @@
+"""Profiles, plans and run records as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from comm_plan.plans import Document, Plan, Profile, RunRecord, Spread
+from comm_plan.report import units
+from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
+from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
+
+Row = tuple[str, str]
+
+LARGEST = 10  # tensors of a profile that are listed
+
+
+def tables(document: Document) -> Iterator[Table]:
+    """Yield the tables that say what a profile, a plan or a run record holds."""
+    if isinstance(document, Profile):
+        yield _summary("profile", profile_rows(document))
+        yield _listing(
+            _tensors_title(len(document.tensors)),
+            ("tensor", "shape", "size", "ready after"),
+            tensor_rows(document),
+        )
+    elif isinstance(document, Plan):
+        yield _summary("plan", plan_rows(document))
+        yield _listing("buckets, in launch order", BUCKET_HEADER, bucket_rows(document))
+    elif isinstance(document, RunRecord):
+        yield _summary("run", run_rows(document))
+        yield _listing(
+            "traffic by bucket, per step and rank",
+            BUCKET_TRAFFIC_HEADER,
+            bucket_traffic_rows(document),
+        )
+
+
+def profile_rows(profile: Profile) -> list[Row]:
+    """Return the summary of a profile."""
+    rows = [
+        ("model", f"{profile.model.name}, {profile.model.parameters:,} parameters"),
+        ("device", f"{profile.device.type}, {profile.device.name}"),
+        ("batch size", str(profile.batch_size)),
+        ("forward", _with_spread(profile.forward_s, profile.forward_spread)),
+        ("backward", _with_spread(profile.backward_s, profile.backward_spread)),
+        ("update", units.seconds(profile.update_s)),
+        (
+            "gradients",
+            f"{len(profile.tensors)} tensors, {units.nbytes(profile.nbytes)}",
+        ),
+    ]
+    if profile.iterations is not None:
+        rows.append(("iterations", f"{profile.iterations}, medians"))
+    beside = profile.under_communication
+    if beside is not None:
+        rows.append(
+            (
+                "while communicating",
+                f"{beside.slowdown:.2f} times as long, {beside.world_size} ranks",
+            )
+        )
+    if profile.compression:
+        rows.append(("compressors costed", ", ".join(profile.compression)))
+    return rows
+
+
+def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """Return the largest tensors, in ready order."""
+    largest = sorted(profile.tensors, key=lambda t: -t.nbytes)[:LARGEST]
+    chosen = {tensor.name for tensor in largest}
+    return [
+        (
+            tensor.name,
+            "x".join(map(str, tensor.shape)) or "scalar",
+            units.nbytes(tensor.nbytes),
+            units.seconds(tensor.ready_s),
+        )
+        for tensor in profile.tensors
+        if tensor.name in chosen
+    ]
+
+
+def _tensors_title(count: int) -> str:
+    what = "tensors" if count <= LARGEST else f"the {LARGEST} largest of {count} tensors"
+    return f"{what}, in ready order"
+
+
+def _with_spread(value_s: float, spread: Spread | None) -> str:
+    text = units.seconds(value_s)
+    if spread is None:
+        return text
+    low, high = units.seconds(spread.p05_s), units.seconds(spread.p95_s)
+    return f"{text}, 5 % to 95 %: {low} to {high}"
+
+
+def _summary(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _listing(
+    title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]
+) -> Table:
+    table = Table(title=title)
+    for name in header:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    return table
