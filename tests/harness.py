@@ -214,6 +214,7 @@ class RealRanks:
 
     def __init__(self, engine: str) -> None:
         """Start them, and wait until all have called."""
+        self._engine = engine
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         address = f"{self._folder.name}/parent"
         with Listener(address, "AF_UNIX") as listener:
@@ -256,7 +257,7 @@ class RealRanks:
                     failures.append(f"rank {rank}: {failure}")
         if failures:
             self.close()
-            real_ranks.cache_clear()
+            del _STARTED[self._engine]
             raise RuntimeError("\n".join(failures))
         return [results[rank] for rank in range(world_size)]
 
@@ -272,12 +273,15 @@ class RealRanks:
         self._folder.cleanup()
 
 
-@functools.cache
+_STARTED: dict[str, RealRanks] = {}
+
+
 def real_ranks(engine: str) -> RealRanks:
     """Return the ranks of ``engine``, started on first use and ended at exit."""
-    ranks = RealRanks(engine)
-    atexit.register(ranks.close)
-    return ranks
+    if engine not in _STARTED:
+        _STARTED[engine] = RealRanks(engine)
+        atexit.register(_STARTED[engine].close)
+    return _STARTED[engine]
 
 
 def mpirun() -> str | None:
