@@ -27,7 +27,12 @@ from comm_plan.plans import (
     TensorTiming,
     UnderCommunication,
 )
-from comm_plan.profiler.describe import describe_model, dtype_name, tensor_timing
+from comm_plan.profiler.describe import (
+    describe_model,
+    dtype_name,
+    tensor_timing,
+    trainable,
+)
 from comm_plan.profiler.environment import (
     describe_device,
     environment,
@@ -77,9 +82,9 @@ def measure(
             f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
         )
     target = usable_device(device)
+    _check_parameters(workload.name, trainable(workload.model))
     rank, world_size = (transport.rank, transport.world_size) if transport else (0, 1)
     trial = Trial(workload, target, rank, world_size)
-    _check_parameters(workload.name, trial.parameters)
     timings = trial.run(iterations, warmup, progress)
     profile = _profile(workload, target, trial.parameters, timings)
     if transport is None or world_size == 1:
@@ -159,10 +164,10 @@ def _findings(
     if odd:
         order = f"by median: it differs in {odd} of {iterations} iterations"
     findings = {"order": order}
-    never = np.isnan(timings.ready_s).all(axis=0)
-    if never.any():
-        names = [name for name, skip in zip(parameters, never, strict=True) if skip]
-        findings["unused"] = ", ".join(names)
+    columns = zip(parameters, timings.ready_s.T, strict=True)
+    unused = [name for name, column in columns if np.isnan(column).all()]
+    if unused:
+        findings["unused"] = ", ".join(unused)
     if device.type == "cuda":
         findings["bound_by"] = bound_by(timings)
     return findings

@@ -25,9 +25,9 @@ def slowest_of(profiles: Sequence[Profile]) -> Profile:
     for rank, profile in enumerate(profiles):
         if profile.model.fingerprint != first.model.fingerprint:
             raise MismatchError(
-                f"rank {rank} has another model ({profile.model.fingerprint[:19]}) than "
-                f"rank 0 ({first.model.fingerprint[:19]}): load the same workload with "
-                "the same options on all"
+                f"rank {rank} measured model {profile.model.fingerprint[:19]}, rank 0 "
+                f"{first.model.fingerprint[:19]}: load the same workload with the same "
+                "options on all ranks"
             )
     ready_s = [{t.name: t.ready_s for t in profile.tensors} for profile in profiles]
     in_order = accumulate(

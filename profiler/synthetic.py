@@ -55,8 +55,8 @@ def profile_from_model(
     missing = parameters.keys() - shares.keys()
     if missing:
         raise InputError(
-            f"parameters of {name} get no gradient: {', '.join(sorted(missing))}: freeze "
-            "them with requires_grad_(False)"
+            f"parameters of {name} get no gradient: {', '.join(sorted(missing))}: "
+            "freeze them with requires_grad_(False)"
         )
     return Profile(
         model=describe_model(name, parameters),
@@ -89,7 +89,7 @@ def _flop_shares(
 
         parameter.register_post_accumulate_grad_hook(ready)
     with counter:
-        loss = sum(output.sum() for output in _tensors(model(inputs)))
+        loss = torch.stack([out.sum() for out in _tensors(model(inputs))]).sum()
         before = counter.get_total_flops()
         loss.backward()
     total = counter.get_total_flops() - before

@@ -148,7 +148,7 @@ class Trial:
         loss = self._loss(self._model, batch)
         watch.mark(BACKWARD)
         begin_s = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         host_s = time.perf_counter() - begin_s
         watch.mark(UPDATE)
         self._optimizer.step()

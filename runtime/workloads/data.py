@@ -1,4 +1,4 @@
-"""Batches for the ranks: shards of a data set, or random ones where there is no data."""
+"""Batches for the ranks: shards of a data set, or random where there is no data."""
 
 from __future__ import annotations
 

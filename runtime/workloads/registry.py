@@ -59,7 +59,7 @@ def load(name: str, *, seed: int = 0, **options: Any) -> Workload:
 
     make = _find(name)
     _check_options(name, make, options)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = _called(name, make, options)
     if isinstance(made, Workload):

@@ -146,6 +146,11 @@ class _End(torch.autograd.Function):
         return None, None, None
 
 
+begin: Callable[..., torch.Tensor] = _Begin.apply
+ready: Callable[..., torch.Tensor] = _Ready.apply
+end: Callable[..., torch.Tensor] = _End.apply
+
+
 class Replay(nn.Module):
     """The model of a profile; its output is a scalar to call ``backward`` on.
 
@@ -172,13 +177,12 @@ class Replay(nn.Module):
         device = device_of(self)
         pool = self._pool(device)
         x = torch.zeros((), device=device, requires_grad=True)
-        x = _End.apply(x, clock, profile.backward_s)
+        x = end(x, clock, profile.backward_s)
         for parameter, gradient, ready_s in self._gradients:
             make = partial(gradient.make, pool)
-            x = _Ready.apply(x, parameter, make, clock, ready_s)
+            x = ready(x, parameter, make, clock, ready_s)
         clock.sleep_until(profile.forward_s)
-        x = _Begin.apply(x, clock)
-        return x
+        return begin(x, clock)
 
     def _pool(self, device: torch.device) -> torch.Tensor:
         if device not in self._pools:

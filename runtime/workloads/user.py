@@ -13,8 +13,8 @@ tuple of the parts that every training script has anyway::
 ``data``
     A ``DataLoader`` (its data set, batch size and ``collate_fn`` are taken, the shards
     and the order are comm-plan's), a list of batches (dealt out to the ranks in turn),
-    or a function ``data(rank, world_size, epoch, seed)`` that yields the rank's batches.
-    A batch is a pair ``(inputs, targets)``.
+    or a function ``data(rank, world_size, epoch, seed)`` that yields the rank's
+    batches. A batch is a pair ``(inputs, targets)``.
 ``loss``
     ``loss(outputs, targets)`` such as ``nn.CrossEntropyLoss()``; it is called with
     ``model(inputs)`` and must return a scalar mean over the batch.
@@ -59,8 +59,8 @@ def from_parts(name: str, parts: Any) -> Workload:
         )
     if not callable(loss):
         raise WorkloadError(
-            f"workload {name} returned {_kind(loss)} as its loss: it must be a function "
-            "of outputs and targets"
+            f"workload {name} returned {_kind(loss)} as its loss: it must be a "
+            "function of outputs and targets"
         )
     batches, batch_size = _batches(name, data)
     return Workload(
@@ -135,8 +135,7 @@ def _loss(name: str, criterion: Any) -> Loss:
                 "targets: return a Workload with its own loss"
             )
         inputs, targets = (part.to(device_of(model)) for part in batch)
-        value = criterion(model(inputs), targets)
-        return value  # type: ignore[no-any-return]
+        return criterion(model(inputs), targets)  # type: ignore[no-any-return]
 
     return loss
 

@@ -1,0 +1,69 @@
+"""Costs of the compressors: complete, and measured at the density they claim."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.compressors import COMPRESSORS
+from comm_plan.errors import InputError
+from comm_plan.profiler import compression, compression_costs
+from comm_plan.profiler.compression import sizes
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_every_compressor_is_measured_at_every_size_and_density(kind):
+    costs = compression_costs(2000, kinds=[kind], densities=[0.1, 0.01])[kind]
+    has_density = kind in ("topk", "vgc", "strom", "hybrid")
+    densities = [0.1, 0.01] if has_density else [1.0]
+    assert {(c.numel, c.density) for c in costs} == {
+        (numel, density) for numel in (1024, 2000) for density in densities
+    }
+    assert all(c.compress_s > 0 and c.decompress_s > 0 for c in costs)
+
+
+@pytest.mark.parametrize("kind", ["topk", "vgc", "strom", "hybrid"])
+@pytest.mark.parametrize("density", [0.1, 0.01])
+def test_sparse_methods_are_measured_at_the_density_they_claim(
+    kind, density, monkeypatch
+):
+    lengths = []
+
+    def spying(*arguments):
+        compressor = real(*arguments)
+        encode = compressor.encode
+
+        def spied():
+            message = encode()
+            lengths.append(message[0].numel())
+            return message
+
+        compressor.encode = spied
+        return compressor
+
+    real = compression.build
+    monkeypatch.setattr(compression, "build", spying)
+    compression_costs(20_000, kinds=[kind], densities=[density])
+    sent = lengths[-7:]  # the repetitions at the largest size
+    assert all(n == pytest.approx(20_000 * density, rel=0.3) for n in sent)
+
+
+@given(st.integers(1, 10**9))
+def test_sizes_grow_up_to_the_largest_itself(largest):
+    found = sizes(largest)
+    assert found[-1] == largest
+    assert found == sorted(set(found))
+
+
+def test_progress_counts_every_point():
+    seen = []
+    compression_costs(
+        1500, kinds=["dense", "fp16"], progress=lambda *step: seen.append(step)
+    )
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_unknown_compressors_and_densities_are_refused():
+    with pytest.raises(InputError, match="'zip' is unknown: known are dense"):
+        compression_costs(10, kinds=["zip"])
+    with pytest.raises(InputError, match=r"density is 1.5"):
+        compression_costs(10, kinds=["topk"], densities=[1.5])

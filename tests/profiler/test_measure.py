@@ -1,0 +1,214 @@
+"""The measurement: order and times of the gradients, on one rank and on several."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from comm_plan.errors import InputError, MismatchError
+from comm_plan.plans import Profile
+from comm_plan.profiler import measure, profile_from_model
+from comm_plan.profiler.measure import bound_by, in_ready_order
+from comm_plan.profiler.ranks import slowest_of
+from comm_plan.profiler.timings import Timings
+from comm_plan.tests.harness import run_ranks
+
+
+@dataclass
+class Toy:
+    """A workload as the profiler sees it."""
+
+    model: nn.Module
+    name: str = "toy"
+    batch_size: int = 2
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    def batches(self, rank, world_size, epoch, seed):
+        for _ in range(3):
+            yield torch.ones(2, 4)
+
+    def loss(self, model, batch):
+        return model(batch).sum()
+
+
+def chain(layers=3):
+    return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(layers)))
+
+
+def names(profile):
+    return [tensor.name for tensor in profile.tensors]
+
+
+def test_the_last_layer_is_ready_first():
+    profile = measure(Toy(chain()), iterations=20, warmup=1)
+    assert names(profile) == ["2.weight", "1.weight", "0.weight"]
+    assert [t.layer for t in profile.tensors] == ["2", "1", "0"]
+    assert profile.environment["order"] == "the same in all 20 iterations"
+
+
+def test_a_profile_survives_its_file(tmp_path):
+    profile = measure(Toy(chain()), iterations=20)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    assert profile.iterations == 20
+    assert profile.environment["torch"] == torch.__version__
+    assert profile.device.type == "cpu"
+
+
+def test_all_gradients_are_ready_by_the_end_of_backward():
+    profile = measure(Toy(chain(8)), iterations=20)
+    assert profile.tensors[0].ready_s >= 0
+    assert profile.tensors[-1].ready_s <= profile.backward_s
+
+
+def test_a_tensor_without_a_gradient_comes_last_and_is_named():
+    model = chain()
+    model[1].spare = nn.Parameter(torch.ones(3))
+    profile = measure(Toy(model), iterations=20)
+    assert names(profile)[-1] == "1.spare"
+    assert profile.tensors[-1].ready_s == profile.backward_s
+    assert profile.environment["unused"] == "1.spare"
+
+
+def test_frozen_tensors_are_left_out_and_tied_ones_appear_once():
+    model = chain()
+    model[0].weight.requires_grad_(False)
+    model[2].weight = model[1].weight
+    assert names(measure(Toy(model), iterations=20)) == ["1.weight"]
+
+
+def test_no_hook_stays_behind():
+    model = chain()
+    measure(Toy(model), iterations=20)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_failing_workload_leaves_no_hook_behind():
+    class Failing(Toy):
+        def loss(self, model, batch):
+            raise ValueError
+
+    model = chain()
+    with pytest.raises(ValueError):
+        measure(Failing(model), iterations=20)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (chain(), {"iterations": 19}, "iterations is 19, medians need 20"),
+        (chain(), {"device": "tpu"}, "'tpu' is unknown"),
+        (chain(), {"device": "meta"}, "cannot be profiled"),
+        (chain(), {"device": "cuda:99"}, "'cuda:99' is not here"),
+        (nn.Flatten(), {}, "no trainable parameters"),
+        (
+            nn.Linear(4, 4, dtype=torch.complex64),
+            {},
+            "weight of workload toy is complex64",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(model, options, message):
+    with pytest.raises(InputError, match=message):
+        measure(Toy(model), **options)
+
+
+def test_progress_reaches_its_end():
+    seen = []
+    measure(
+        Toy(chain()), iterations=20, warmup=2, progress=lambda *step: seen.append(step)
+    )
+    assert seen == [(done, 22) for done in range(1, 23)]
+
+
+def timings(orders, ready_s, backward_s=1.0, host_s=1.0):
+    rows = len(orders)
+    return Timings(
+        forward_s=np.ones(rows),
+        backward_s=np.full(rows, backward_s),
+        update_s=np.ones(rows),
+        host_backward_s=np.full(rows, host_s),
+        ready_s=np.array(ready_s),
+        orders=tuple(orders),
+    )
+
+
+def parameters(count):
+    return {f"p{index}": nn.Parameter(torch.ones(1)) for index in range(count)}
+
+
+def test_an_order_that_changes_is_decided_by_the_medians():
+    found = in_ready_order(
+        parameters(2),
+        timings([(0, 1), (1, 0), (1, 0)], [[0.1, 0.2], [0.3, 0.2], [0.4, 0.3]]),
+        backward_s=1.0,
+    )
+    assert [(t.name, t.ready_s) for t in found] == [("p1", 0.2), ("p0", 0.3)]
+
+
+def test_ready_times_never_decrease_in_the_order_of_the_hooks():
+    found = in_ready_order(
+        parameters(3), timings([(2, 0, 1)], [[0.4, 0.6, 0.5]]), backward_s=1.0
+    )
+    assert [(t.name, t.ready_s) for t in found] == [
+        ("p2", 0.5),
+        ("p0", 0.5),
+        ("p1", 0.6),
+    ]
+
+
+@pytest.mark.parametrize(("host_s", "who"), [(1.0, "host"), (0.5, "device")])
+def test_backward_is_bound_by_who_is_busy_all_the_time(host_s, who):
+    assert bound_by(timings([()], [[]], backward_s=1.0, host_s=host_s)) == who
+
+
+def measure_on(transport, models):
+    return measure(Toy(models[transport.rank]), iterations=20, transport=transport)
+
+
+def test_all_ranks_get_one_profile_with_the_slowdown_under_communication():
+    models = [chain(), chain()]
+    first, second = run_ranks(2, measure_on, models)
+    assert first == second
+    assert first.under_communication.world_size == 2
+    under = first.under_communication
+    assert under.slowdown == pytest.approx(
+        (under.forward_s + under.backward_s) / (first.forward_s + first.backward_s)
+    )
+    assert first.environment["order_of_ranks"] == "the same on all 2 ranks"
+
+
+def test_ranks_with_different_models_are_refused():
+    with pytest.raises(MismatchError, match="rank 1 measured model"):
+        run_ranks(2, measure_on, [chain(2), chain(3)])
+
+
+def test_the_slowest_rank_sets_every_time():
+    fast = profile_from_model(
+        chain(),
+        torch.ones(2, 4),
+        name="toy",
+        forward_s=1.0,
+        backward_s=3.0,
+        update_s=2.0,
+        batch_size=2,
+    )
+    slow = fast.model_copy(
+        update={
+            "forward_s": 4.0,
+            "tensors": tuple(
+                t.model_copy(update={"ready_s": 2 * t.ready_s})
+                for t in reversed(fast.tensors)
+            ),
+        }
+    )
+    merged = slowest_of([fast, slow])
+    assert (merged.forward_s, merged.backward_s, merged.update_s) == (4.0, 3.0, 2.0)
+    assert names(merged) == names(fast)
+    assert [t.ready_s for t in merged.tensors] == [2 * t.ready_s for t in fast.tensors]
+    assert merged.environment["order_of_ranks"] == "rank 0's; it differs on ranks 1"

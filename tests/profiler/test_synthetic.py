@@ -1,0 +1,56 @@
+"""Profiles of models that were not measured."""
+
+import pytest
+import torch
+from torch import nn
+
+from comm_plan.errors import InputError
+from comm_plan.profiler import profile_from_model
+
+
+def synthetic(model, inputs, **changes):
+    times = {"forward_s": 1.0, "backward_s": 8.0, "update_s": 0.5} | changes
+    return profile_from_model(model, inputs, name="toy", batch_size=4, **times)
+
+
+def test_backward_is_spread_by_floating_point_operations():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    profile = synthetic(model, torch.ones(4, 4))
+    # per sample: 16 MACs each for dW and dx of layer 1, 32 for dW of layer 0
+    ready_s = {tensor.name: tensor.ready_s for tensor in profile.tensors}
+    assert ready_s == {"1.weight": 4, "1.bias": 4, "0.weight": 8, "0.bias": 8}
+
+
+def test_the_order_is_that_of_backward_not_of_registration():
+    class Crossed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 3, bias=False)
+            self.first = nn.Linear(3, 3, bias=False)
+
+        def forward(self, x):
+            return [self.last(self.first(x))]
+
+    names = [t.name for t in synthetic(Crossed(), torch.ones(1, 3)).tensors]
+    assert names == ["last.weight", "first.weight"]
+
+
+def test_the_model_stays_as_it_is():
+    model = nn.Linear(2, 2).eval()
+    profile = synthetic(model, torch.ones(1, 2))
+    assert model.weight.device.type == "cpu"
+    assert not model.training
+    assert not model.weight._post_accumulate_grad_hooks
+    assert "synthetic" in profile.environment
+
+
+def test_a_model_without_countable_operations_is_ready_at_the_end():
+    profile = synthetic(nn.LayerNorm(3), torch.ones(1, 3))
+    assert [tensor.ready_s for tensor in profile.tensors] == [8.0, 8.0]
+
+
+def test_a_parameter_without_gradient_is_named():
+    model = nn.Linear(2, 2)
+    model.spare = nn.Parameter(torch.ones(1))
+    with pytest.raises(InputError, match="get no gradient: spare"):
+        synthetic(model, torch.ones(1, 2))
