@@ -17,8 +17,8 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="triton is not installed")
 
+from comm_plan.compressors import triton_selection  # noqa: E402
 from comm_plan.compressors.triton_selection import (  # noqa: E402
-    BLOCK,
     CANDIDATES_PER_K,
     NOTHING_EXCEEDS,
     SelectionState,
@@ -28,6 +28,19 @@ from comm_plan.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+BLOCK = triton_selection.BLOCK if ON_GPU else 512
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks():
+    """Give the interpreter several blocks of several rounds without many elements."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_selection, "BLOCK", BLOCK)
+        patch.setattr(
+            triton_selection, "LANES", min(triton_selection.LANES, BLOCK // 4)
+        )
+        patch.setattr(triton_selection, "PROGRAMS", 2)
+        yield
 
 
 def normal(numel, seed=0, scale=1.0):
@@ -63,7 +76,7 @@ def few_candidates_sufficed(state, k):
     return k <= state.found.item() <= CANDIDATES_PER_K * k
 
 
-N = 2 * BLOCK + 37
+N = 4 * BLOCK + 37
 ADVERSARIAL = {
     "normal": normal(N),
     "zeros": torch.zeros(N),
@@ -103,20 +116,20 @@ def test_values_are_those_of_torch_topk():
     assert torch.equal(values.abs().sort(descending=True).values, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(
             st.integers(0, 2**16),
             st.sampled_from([1e-30, 0.01, 1.0, 1e20]),
-            st.integers(1, BLOCK + 100),
+            st.integers(1, 2 * BLOCK + 100),
         ),
         min_size=1,
         max_size=3,
     )
 )
 def test_result_does_not_depend_on_the_state(steps):
-    numel = BLOCK + 100
+    numel = 2 * BLOCK + 100
     state = SelectionState.fresh(DEVICE)
     carried = torch.zeros(numel, device=DEVICE)
     forgetful = torch.zeros(numel, device=DEVICE)
@@ -141,13 +154,13 @@ def test_steady_gradients_are_selected_from_few_candidates():
 
 
 @pytest.mark.parametrize(
-    ("magnitude", "found"), [(1e3, 0), (3.9, 1), (1.0, 2640), (1e-9, N)]
+    ("magnitude", "found"), [(1e3, 0), (3.0, 0.0027 * N), (1.0, 0.317 * N), (1e-9, N)]
 )
 def test_a_wrong_threshold_costs_no_exactness(magnitude, found):
     state = state_with_threshold(magnitude)
     check_step(torch.zeros(N, device=DEVICE), normal(N), 100, state)
     assert not few_candidates_sufficed(state, 100)
-    assert state.found.item() == pytest.approx(found, rel=0.05, abs=2)
+    assert state.found.item() == pytest.approx(found, rel=0.1, abs=8)
 
 
 @pytest.mark.parametrize("candidates", [100, 101, 399, 400, 401, 99])
@@ -161,8 +174,8 @@ def test_both_ends_of_the_candidate_range_are_exact(candidates):
 
 def test_ties_among_candidates_go_to_the_lowest_index():
     gradient = torch.zeros(N, device=DEVICE)
-    gradient[::30] = 1.0
-    gradient[7::3000] = -2.0
+    gradient[:: N // 200] = 1.0
+    gradient[7 :: N // 10] = -2.0
     state = state_with_threshold(0.5)
     check_step(torch.zeros(N, device=DEVICE), gradient, 100, state)
     assert few_candidates_sufficed(state, 100)
@@ -171,7 +184,7 @@ def test_ties_among_candidates_go_to_the_lowest_index():
 def test_density_may_change_between_steps():
     state = SelectionState.fresh(DEVICE)
     residual = torch.zeros(N, device=DEVICE)
-    for step, k in enumerate([2000, 600, 100, 30, 3000]):
+    for step, k in enumerate([N // 4, 600, 100, 30, N // 3]):
         check_step(residual, normal(N, seed=step), k, state)
 
 
