@@ -2,9 +2,10 @@
 
 The profile holds the seconds to compress and decompress, measured at some sizes and
 densities. They are interpolated, linearly in the number of elements and linearly in the
-logarithm of the density, tensor by tensor, for compressors work tensor by tensor.
-Every rank's message has to be decoded after an all-gather, one sum after an all-reduce
-or a gTop-k tree.
+logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
+is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Every rank's
+message has to be decoded after an all-gather, one sum after an all-reduce or a gTop-k
+tree.
 
 ``ratio`` orders compressors by how much they leave out, for the least-compression rule
 of the planner: 1 for dense, numel / k for sparse methods (LAGS: c), 32 bits over the

@@ -13,9 +13,9 @@ needed: only the Pareto frontier of each prefix is kept. The answer is the state
 whole model with the smallest ``max(backward end + x, f)``.
 
 O(L^2) pairs of prefixes times options times frontier points, vectorised over all but
-one L. States that already exceed a known plan's end are dropped. ``resolution_s`` above
-0 also drops states whose f is better by less than that, which makes the result worse
-by at most L times as much; with 0 it is exact.
+one L. States that cannot end within ``limit_s`` any more are dropped. ``resolution_s``
+above 0 also drops states whose f is better by less than that, which makes the result
+worse by at most so much for each bucket of the best plan; with 0 it is exact.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ import numpy as np
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
+
+WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Of compute against channel, for the bounds on what a state can still reach."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +55,6 @@ class _States:
         """Return the first state of ``prefix`` or later."""
         return int(np.searchsorted(self.prefix, prefix))
 
-    def plus(self, more: _States) -> _States:
-        """Return both, ``more`` after this."""
-        return _States(
-            np.concatenate([self.x, more.x]),
-            np.concatenate([self.f, more.f]),
-            np.concatenate([self.prefix, more.prefix]),
-            np.concatenate([self.parent, more.parent]),
-            np.concatenate([self.option, more.option]),
-        )
-
     def at(self, chosen: IntArray) -> _States:
         """Return the states with these indices."""
         return _States(
@@ -78,6 +71,7 @@ def best(
     options: Sequence[Option],
     limit_s: float = float("inf"),
     resolution_s: float = 0.0,
+    cuts: IntArray | None = None,
 ) -> Solution | None:
     """Return the fastest buckets and options together.
 
@@ -86,39 +80,48 @@ def best(
         options: what each bucket may use.
         limit_s: only plans whose iteration takes no longer are of interest.
         resolution_s: 0: exact; else see the module.
+        cuts: where buckets may end, increasing, the last one L; None: anywhere.
 
     Returns:
         None if no plan keeps within ``limit_s``, or a tensor is allowed in no option.
     """
+    ends = np.arange(1, len(problem) + 1) if cuts is None else cuts
+    begins = np.concatenate([[0], ends[:-1]])
     earliest = [_earliest_starts(problem, option) for option in options]
     limit = (limit_s - problem.compute.update_s) * (1 + 1e-12)
+    rest = _least_rest(options, earliest, begins)
     none = np.zeros(1, dtype=np.int64)
     states = _States(np.zeros(1), np.zeros(1), none, none, none)
-    for stop in range(1, len(problem) + 1):
-        reached = [
-            _extend(problem, states, which, option, int(starts[stop - 1]), stop)
-            for which, (option, starts) in enumerate(
-                zip(options, earliest, strict=True)
-            )
-        ]
-        states = states.plus(_frontier(problem, _joined(reached), limit, resolution_s))
+    for stop in ends.tolist():
+        reached = []
+        for which, (option, first) in enumerate(zip(options, earliest, strict=True)):
+            starts = begins[(begins >= first[stop - 1]) & (begins < stop)]
+            more = _extend(problem, states, which, option, starts, stop)
+            reached.append(_promising(problem, more, rest[:, stop], limit))
+        states = _joined([states, _frontier(_joined(reached), resolution_s)])
     last = states.since(len(problem))
     if last == len(states.x):
         return None
-    ends = np.maximum(problem.compute.backward_end_s + states.x[last:], states.f[last:])
-    return _trace(states, last + int(np.argmin(ends)), options)
+    compute_end = problem.compute.backward_end_s + states.x[last:]
+    fastest = np.argmin(np.maximum(compute_end, states.f[last:]))
+    return _trace(states, last + int(fastest), options)
 
 
 def _extend(
-    problem: Problem, states: _States, which: int, option: Option, first: int, stop: int
+    problem: Problem,
+    states: _States,
+    which: int,
+    option: Option,
+    starts: IntArray,
+    stop: int,
 ) -> _States:
-    """Send ``i..stop`` by ``option`` from every state of the prefixes i >= first."""
-    begin = states.since(first)
+    """Send ``start..stop`` by ``option`` from every state of each of ``starts``."""
+    begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
-    seconds = option.channel_s(np.arange(first, stop), stop)
+    seconds = option.channel_s(starts, stop)[np.searchsorted(starts, prefix)]
     ready = problem.compute.ready_s[stop - 1] + x
-    f = np.maximum(states.f[begin:], ready) + seconds[prefix - first]
+    f = np.maximum(states.f[begin:], ready) + seconds
     return _States(
         x,
         f,
@@ -128,25 +131,67 @@ def _extend(
     )
 
 
-def _joined(reached: Sequence[_States]) -> _States:
-    joined = reached[0]
-    for states in reached[1:]:
-        joined = joined.plus(states)
-    return joined
+def _joined(parts: Sequence[_States]) -> _States:
+    return _States(
+        np.concatenate([part.x for part in parts]),
+        np.concatenate([part.f for part in parts]),
+        np.concatenate([part.prefix for part in parts]),
+        np.concatenate([part.parent for part in parts]),
+        np.concatenate([part.option for part in parts]),
+    )
 
 
-def _frontier(
-    problem: Problem, states: _States, limit: float, resolution_s: float
+def _promising(
+    problem: Problem, states: _States, rest: FloatArray, limit: float
 ) -> _States:
-    """Return the Pareto-minimal states that can still end within ``limit``."""
-    end = np.maximum(problem.compute.backward_end_s + states.x, states.f)
-    states = states.at(np.flatnonzero(end <= limit))
-    states = states.at(np.lexsort((states.f, states.x)))
-    lowest = np.minimum.accumulate(states.f)
+    """Return the states that may still end within ``limit``."""
+    if not np.isfinite(limit):
+        return states
+    compute = problem.compute
+    keep = compute.backward_end_s + states.x <= limit
+    for weight, least in zip(WEIGHTS, rest, strict=True):
+        end = weight * (compute.ready_s[-1] + states.x) + (1 - weight) * states.f
+        keep &= end + least <= limit
+    return states.at(np.flatnonzero(keep))
+
+
+def _frontier(states: _States, resolution_s: float) -> _States:
+    """Return the Pareto-minimal states."""
+    order = np.lexsort((states.f, states.x))
+    lowest = np.minimum.accumulate(states.f[order])
     if resolution_s > 0:
         lowest = np.floor(lowest / resolution_s)
-    better = np.diff(lowest, prepend=np.inf) < 0
-    return states.at(np.flatnonzero(better))
+    return states.at(order[np.diff(lowest, prepend=np.inf) < 0])
+
+
+def _least_rest(
+    options: Sequence[Option], earliest: Sequence[IntArray], begins: IntArray
+) -> FloatArray:
+    """Return what sending the tensors from each on costs at least, weighted.
+
+    A plan ends no sooner than its last bucket after all compression, and no sooner
+    than all its channel time after f. Hence no sooner than any weighted mean of both,
+
+        w (r_L + x + rest of x + last bucket) + (1 - w) (f + rest of channel time),
+
+    of which the parts that lie ahead are minimised here over all plans, regardless of
+    ready times.
+
+    Returns:
+        [W, L + 1] for each weight and each prefix that is sent already.
+    """
+    tensors = len(earliest[0])
+    rest = np.full((len(WEIGHTS), tensors + 1), np.inf)
+    rest[:, tensors] = 0.0
+    weights = np.array(WEIGHTS)[:, None]
+    for stop in [tensors, *begins[:0:-1].tolist()]:
+        on_channel = 1.0 if stop == tensors else 1 - weights
+        for option, first in zip(options, earliest, strict=True):
+            begin = begins[(begins >= first[stop - 1]) & (begins < stop)]
+            compress = option.compress_s[stop] - option.compress_s[begin]
+            cost = weights * compress + on_channel * option.channel_s(begin, stop)
+            rest[:, begin] = np.minimum(rest[:, begin], cost + rest[:, [stop]])
+    return rest
 
 
 def _earliest_starts(problem: Problem, option: Option) -> IntArray:

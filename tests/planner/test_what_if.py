@@ -41,7 +41,7 @@ def test_what_was_not_measured_is_built_from_point_to_point(build, collective):
 def test_a_protocol_switch_moves_with_the_messages(build):
     network = build.network(2, allreduce=build.fit((0, 1.0, 0.0), (100, 5.0, 0.0)))
     curve = collective_curve(network, "allreduce", 4)
-    # A ring among 2 sends n/2 a message, among 4 n/4: the switch at 50 moves to n = 200.
+    # A ring of 2 sends messages of n/2, one of 4 sends n/4: 50 bytes are n = 200.
     assert curve([199, 200]) == pytest.approx([3.0, 15.0])
 
 

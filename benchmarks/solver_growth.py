@@ -1,0 +1,131 @@
+"""How the solvers' time grows with the number of tensors.
+
+Run with ``python -m comm_plan.benchmarks.solver_growth`` or as a file. Each cell is the
+fastest of three runs on a random model with affine and with measured costs.
+
+    python benchmarks/solver_growth.py --sizes 10,100,1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from comm_plan.planner import BASELINES, SOLVERS, pose, solve
+from comm_plan.plans import (
+    CollectiveCost,
+    Device,
+    Fit,
+    Model,
+    Network,
+    Profile,
+    Sample,
+    Segment,
+    TensorTiming,
+)
+
+SIZES = (10, 100, 1000, 10_000, 100_000)
+BACKWARD_S = 0.2
+MODEL_NBYTES = 4 * 100_000_000
+ALPHA_S, BETA_S_PER_BYTE = 9.08e-4, 7.4e-10  # published, 10GbE, 16 workers
+RUNS = 3
+
+
+def random_profile(tensors: int) -> Profile:
+    """Return a model of about 100 million parameters in that many tensors."""
+    rng = np.random.default_rng(tensors)
+    ready = np.sort(rng.uniform(0, BACKWARD_S, tensors)).tolist()
+    shares = rng.lognormal(0, 2, tensors)
+    numels = (
+        np.maximum(1, shares / shares.sum() * MODEL_NBYTES / 4).astype(int).tolist()
+    )
+    return Profile(
+        model=Model(name="random", fingerprint="sha256:0", parameters=sum(numels)),
+        device=Device(type="cpu", name="none"),
+        batch_size=1,
+        forward_s=BACKWARD_S / 2,
+        backward_s=BACKWARD_S,
+        update_s=0.0,
+        tensors=tuple(
+            TensorTiming(
+                name=f"{i}",
+                layer=f"{i}",
+                shape=(n,),
+                numel=n,
+                dtype="float32",
+                ready_s=r,
+            )
+            for i, (n, r) in enumerate(zip(numels, ready, strict=True))
+        ),
+    )
+
+
+def affine_network() -> Network:
+    """Return a network with one published line."""
+    line = Segment(from_nbytes=0, alpha_s=ALPHA_S, beta_s_per_byte=BETA_S_PER_BYTE)
+    return _network(CollectiveCost(fit=Fit(segments=(line,))))
+
+
+def measured_network() -> Network:
+    """Return a network with 26 noisy samples around that line, 4 bytes to 128 MiB."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for power in range(2, 28):
+        clean = ALPHA_S + BETA_S_PER_BYTE * 2**power
+        seconds = clean * rng.lognormal(0, 0.1)
+        samples.append(
+            Sample(
+                nbytes=2**power,
+                median_s=seconds,
+                min_s=seconds,
+                p95_s=seconds,
+                iterations=20,
+            )
+        )
+    return _network(CollectiveCost(samples=tuple(samples)))
+
+
+def _network(allreduce: CollectiveCost) -> Network:
+    return Network(backend="gloo", world_size=16, collectives={"allreduce": allreduce})
+
+
+def fastest_s(work: Callable[[], object]) -> float:
+    """Return the fastest of ``RUNS`` runs."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="solver seconds against tensors")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
+    columns = [*BASELINES, "plan"]
+    print(f"{'cost':10}{'tensors':>9}" + "".join(f"{c:>12}" for c in columns))
+    for cost, network in (
+        ("affine", affine_network()),
+        ("measured", measured_network()),
+    ):
+        for size in sizes:
+            profile = random_profile(size)
+            problem = pose(profile, network)
+            times = [
+                fastest_s(lambda name=name, given=problem: SOLVERS[name](given))
+                for name in BASELINES
+            ]
+            start = time.perf_counter()
+            solve(profile, network)
+            times.append(time.perf_counter() - start)
+            cells = "".join(f"{seconds:12.4f}" for seconds in times)
+            print(f"{cost:10}{size:9d}" + cells)
+
+
+if __name__ == "__main__":
+    main()

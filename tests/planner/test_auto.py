@@ -1,0 +1,121 @@
+"""Auto compresses only where it pays, and then as little as it can."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comm_plan.errors import InputError
+from comm_plan.planner import SOLVERS, Settings, solve
+from comm_plan.planner.documents import pose
+
+COSTS = {"topk": (2e-5, 1e-9), "terngrad": (2e-5, 1e-9), "fp16": (1e-5, 2e-10)}
+
+
+def _profile(build, rng, tensors=12):
+    return build.profile(
+        rng.exponential(2e-3, tensors).tolist(),
+        np.exp(rng.uniform(3, 14, tensors)).astype(int).tolist(),
+        forward_s=5e-3,
+        compression=build.compression(**COSTS),
+    )
+
+
+def _network(build, beta, world_size=8):
+    return build.network(
+        world_size,
+        allreduce=build.fit((0, 1e-4, 1.75 * beta)),
+        allgather=build.fit((0, 1e-4, 0.875 * beta)),
+    )
+
+
+def test_on_a_fast_network_auto_does_not_compress(build):
+    profile = _profile(build, np.random.default_rng(0))
+    assert solve(profile, _network(build, 1e-12), "auto").is_dense
+
+
+def test_on_a_slow_network_auto_compresses(build):
+    profile = _profile(build, np.random.default_rng(0))
+    plan = solve(profile, _network(build, 1e-7), "auto")
+    assert not plan.is_dense
+    assert plan.predicted.iteration_s < 0.7 * plan.predicted.baselines["optimal"]
+
+
+def test_lossless_auto_is_optimal_merging(build):
+    profile = _profile(build, np.random.default_rng(0))
+    network = _network(build, 1e-7)
+    plan = solve(profile, network, "auto", settings=Settings(allow=("dense",)))
+    assert plan.is_dense
+    fastest = plan.predicted.baselines["optimal"]
+    assert plan.predicted.iteration_s == pytest.approx(fastest)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
+def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
+    rng = np.random.default_rng(seed)
+    problem = pose(_profile(build, rng, 8), _network(build, beta))
+    found = problem.simulate(SOLVERS["auto"](problem)).iteration_s
+    for name, solver in SOLVERS.items():
+        other = problem.simulate(solver(problem)).iteration_s
+        assert found <= other * 1.011, name
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_more_tolerance_never_means_a_higher_ratio(build, seed):
+    rng = np.random.default_rng(seed)
+    profile, network = _profile(build, rng), _network(build, 3e-8)
+    largest = []
+    for tolerance in (0.0, 0.02, 0.2, 5.0):
+        problem = pose(profile, network, settings=Settings(tolerance=tolerance))
+        solution = SOLVERS["auto"](problem)
+        largest.append(max(option.ratio for option in solution.options))
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_no_bucket_can_be_compressed_less_within_the_tolerance(build):
+    from comm_plan.planner.auto import menu
+    from comm_plan.planner.problem import Solution
+
+    problem = pose(_profile(build, np.random.default_rng(1)), _network(build, 3e-8))
+    solution = SOLVERS["auto"](problem)
+    fastest_possible = problem.compute.alone_s
+    reached = problem.simulate(solution).iteration_s
+    assert reached >= fastest_possible
+    largest = max(range(len(solution.options)), key=lambda b: solution.options[b].ratio)
+    for option in menu(problem):
+        if option.ratio < solution.options[largest].ratio:
+            options = list(solution.options)
+            options[largest] = option
+            a, b = solution.starts[largest], solution.stops[largest]
+            if option.allowed[a:b].all():
+                milder = Solution(solution.stops, tuple(options))
+                assert problem.simulate(milder).iteration_s > reached
+
+
+def test_the_largest_ratio_is_kept_to(build):
+    profile = _profile(build, np.random.default_rng(0))
+    chosen = Settings(max_ratio=50, allow=("topk",))
+    plan = solve(profile, _network(build, 1e-6), "auto", settings=chosen)
+    densities = {
+        bucket.compressor.density
+        for bucket in plan.buckets
+        if bucket.compressor.kind == "topk"
+    }
+    assert min(densities) == pytest.approx(1 / 50)
+
+
+def test_a_method_that_is_asked_for_must_be_measured(build):
+    profile = _profile(build, np.random.default_rng(0))
+    with pytest.raises(InputError, match="no compression costs for qsgd"):
+        solve(
+            profile, _network(build, 1e-8), "auto", settings=Settings(allow=("qsgd",))
+        )
+
+
+def test_large_models_are_cut_at_a_bounded_number_of_places(build):
+    rng = np.random.default_rng(0)
+    profile = _profile(build, rng, 400)
+    plan = solve(profile, _network(build, 1e-7), "auto")
+    assert len(plan.buckets) <= 128
+    assert plan.predicted.iteration_s < 0.7 * plan.predicted.baselines["optimal"]

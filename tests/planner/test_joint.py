@@ -1,0 +1,102 @@
+"""Merging and compression decided together are exact."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from comm_plan.planner import joint, optimal
+from comm_plan.planner.auto import menu
+from comm_plan.planner.documents import pose
+from comm_plan.planner.problem import Settings, Solution
+
+KINDS = ("fp16", "topk", "terngrad")
+
+
+def _random_problem(build, rng, tensors, dtypes=None):
+    costs = {k: (rng.exponential(2e-4), rng.exponential(2e-9)) for k in KINDS}
+    profile = build.profile(
+        rng.exponential(2e-3, tensors).tolist(),
+        np.exp(rng.uniform(3, 14, tensors)).astype(int).tolist(),
+        dtypes=dtypes,
+        compression=build.compression(**costs),
+    )
+    sizes = [100, 10**5, 10**7]
+    network = build.network(
+        4,
+        allreduce=build.fit((0, rng.exponential(2e-3), rng.exponential(5e-9))),
+        allgather=build.samples(
+            *zip(sizes, np.cumsum(rng.exponential(5e-3, 3)).tolist(), strict=True)
+        ),
+    )
+    settings = Settings(allow=("topk", *KINDS), max_ratio=100)
+    return pose(profile, network, settings=settings)
+
+
+def _brute_force(problem, options):
+    """Return the fastest iteration over all buckets and all their options."""
+    tensors, fastest = len(problem), np.inf
+    for ends in itertools.product([False, True], repeat=tensors - 1):
+        stops = [i + 1 for i, end in enumerate(ends) if end] + [tensors]
+        starts = [0, *stops[:-1]]
+        allowed = [
+            [
+                option
+                for option in options
+                if option.allowed[a:b].all() and len(set(problem.dtypes[a:b])) == 1
+            ]
+            for a, b in zip(starts, stops, strict=True)
+        ]
+        for chosen in itertools.product(*allowed):
+            solution = Solution(np.array(stops), chosen)
+            fastest = min(fastest, problem.simulate(solution).iteration_s)
+    return fastest
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_joint_planning_equals_brute_force(build, seed):
+    rng = np.random.default_rng(seed)
+    tensors = int(rng.integers(1, 5))
+    dtypes = rng.choice(["float32", "float16"], tensors, p=[0.8, 0.2]).tolist()
+    problem = _random_problem(build, rng, tensors, dtypes)
+    every = menu(problem)
+    picked = rng.choice(len(every) - 1, 3, replace=False) + 1
+    options = [every[0], *(every[i] for i in picked)]
+    fastest = _brute_force(problem, options)
+    for limit_s in (float("inf"), fastest * (1 + 1e-9)):
+        found = joint.best(problem, options, limit_s)
+        assert problem.simulate(found).iteration_s == pytest.approx(fastest, rel=1e-12)
+    assert joint.best(problem, options, fastest * (1 - 1e-6)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_with_one_option_joint_planning_is_optimal_merging(build, seed):
+    problem = _random_problem(build, np.random.default_rng(seed), 25)
+    for option in menu(problem):
+        if option.allowed.all():
+            merged = problem.sent_by(option)
+            expected = merged.simulate(optimal.solve(merged)).iteration_s
+            found = joint.best(problem, [option])
+            assert problem.simulate(found).iteration_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_resolution_costs_at_most_so_much_for_each_bucket(build, seed):
+    problem = _random_problem(build, np.random.default_rng(seed), 20)
+    exact = joint.best(problem, menu(problem))
+    coarse = joint.best(problem, menu(problem), resolution_s=1e-5)
+    loss = problem.simulate(coarse).iteration_s - problem.simulate(exact).iteration_s
+    assert -1e-12 <= loss <= 1e-5 * len(exact.stops)
+
+
+def test_buckets_end_only_at_the_cuts(build):
+    problem = _random_problem(build, np.random.default_rng(0), 20)
+    found = joint.best(problem, menu(problem), cuts=np.array([3, 9, 10, 20]))
+    assert set(found.stops) <= {3, 9, 10, 20}
+
+
+def test_a_tensor_that_no_option_takes_has_no_plan(build):
+    rng = np.random.default_rng(0)
+    problem = _random_problem(build, rng, 2, ["float16", "float32"])
+    sparse = next(o for o in menu(problem) if o.compressor.kind == "topk")
+    assert joint.best(problem, [sparse]) is None

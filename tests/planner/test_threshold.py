@@ -1,0 +1,49 @@
+"""Fusion by size does what the peers do."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comm_plan.errors import InputError
+from comm_plan.planner import Settings, solve
+from comm_plan.planner.threshold import caps
+
+
+def _buckets(build, numels, dtypes=None, cap="ddp"):
+    profile = build.profile([1e-3] * len(numels), numels, dtypes=dtypes)
+    settings = Settings(caps_nbytes=caps(cap))
+    plan = solve(profile, build.network(), "threshold", settings=settings)
+    order = {tensor.name: i for i, tensor in enumerate(profile.tensors)}
+    return [[order[name] for name in bucket.tensors] for bucket in plan.buckets]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9 << 20), min_size=1, max_size=30))
+def test_ddp_preset_makes_the_buckets_of_torch(build, numels):
+    dist = pytest.importorskip("torch.distributed")
+    torch = pytest.importorskip("torch")
+    tensors = [torch.empty(n, device="meta") for n in numels]
+    assign = dist._compute_bucket_assignment_by_size
+    expected, _ = assign(tensors, [1 << 20, 25 << 20], [False] * len(tensors))
+    assert _buckets(build, numels) == expected
+
+
+def test_each_dtype_has_its_own_small_first_bucket(build):
+    mebi = 1 << 20
+    dtypes = ["float32"] * 3 + ["float16"] * 3
+    buckets = _buckets(build, [mebi] * 6, dtypes)
+    assert buckets == [[0], [1, 2], [3], [4, 5]]
+
+
+def test_horovod_preset_fuses_up_to_128_mib(build):
+    assert _buckets(build, [16 << 20] * 5, cap="horovod") == [[0, 1], [2, 3], [4]]
+
+
+def test_a_size_is_a_cap(build):
+    assert _buckets(build, [10] * 5, cap=80) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("cap", ["nccl", 0])
+def test_what_is_no_cap_is_refused(cap):
+    with pytest.raises(InputError, match=r"is no cap: give ddp or horovod, or bytes"):
+        caps(cap)
