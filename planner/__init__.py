@@ -5,7 +5,7 @@ A solver is one file with ``solve(problem) -> Solution`` and one line in ``SOLVE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from comm_plan.errors import InputError
 from comm_plan.planner import (
@@ -37,6 +37,12 @@ SOLVERS: dict[str, Callable[[Problem], Solution]] = {
 }
 """Every solver by its name on the command line."""
 
+CHOOSE_COMPRESSION = frozenset({"auto", "lags", "slgs"})
+"""Solvers that decide themselves how a bucket is compressed."""
+
+BASELINES = ("wfbp", "single", "threshold", "mg-wfbp", "optimal")
+"""Dense solvers that every plan is compared with."""
+
 
 def find_solver(name: str) -> Callable[[Problem], Solution]:
     """Return the solver called ``name``.
@@ -50,13 +56,6 @@ def find_solver(name: str) -> Callable[[Problem], Solution]:
     return SOLVERS[name]
 
 
-CHOOSE_COMPRESSION = frozenset({"auto", "lags", "slgs"})
-"""Solvers that decide themselves how a bucket is compressed."""
-
-BASELINES = ("wfbp", "single", "threshold", "mg-wfbp", "optimal")
-"""Dense solvers that every plan is compared with."""
-
-
 def solve(
     profile: Profile,
     network: Network,
@@ -65,7 +64,7 @@ def solve(
     world_size: int | None = None,
     link_bytes_per_s: float | None = None,
     compressor: str | None = None,
-    density: float | None = None,
+    options: Mapping[str, object] | None = None,
     dense_layers: Sequence[str] | None = None,
     settings: Settings | None = None,
 ) -> Plan:
@@ -81,7 +80,7 @@ def solve(
             bandwidth that ``network`` shows.
         compressor: how every bucket is compressed, one of
             ``compression_cost.METHODS``; None: dense, unless the solver decides.
-        density: k / numel for ``compressor``; lower: more compression. None: 0.01.
+        options: fields of the compressor's spec that shall differ from the default.
         dense_layers: patterns of layers or tensors never to be compressed. None: those
             that the method keeps dense by default.
         settings: what else to ask of the solvers.
@@ -92,9 +91,14 @@ def solve(
 
     Raises:
         InputError: an unknown solver or compressor, a compressor for a solver that
-            chooses its own, or a cost that was not measured.
+            chooses its own, an option out of its range, or a cost that was not
+            measured.
     """
     solve_problem = find_solver(solver)
+    if options and compressor is None:
+        raise InputError(
+            f"options {', '.join(options)} are given without a compressor: name one"
+        )
     if compressor is not None and solver in CHOOSE_COMPRESSION:
         raise InputError(
             f"solver {solver} chooses the compressor itself: leave {compressor!r} out, "
@@ -103,7 +107,7 @@ def solve(
     dense = pose(profile, network, world_size, dense_layers, settings or Settings())
     problem = dense
     if compressor is not None:
-        spec, collective = method(compressor, density)
+        spec, collective = method(compressor, **(options or {}))
         problem = dense.sent_by(dense.prices.option(spec, collective))
     solution = solve_problem(problem)
     baselines = {

@@ -18,11 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.compression_cost import method
-from comm_plan.planner.curve import IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import CompressorSpec, Dense, TopK
@@ -42,10 +39,7 @@ BY_DEFAULT = (
 Not the methods whose density the data decides, and bf16 costs what fp16 does.
 """
 
-MOST_CUTS = 128
-"""Models with more tensors are cut only at so many places."""
-
-_RESOLUTION = 1e-4
+RESOLUTION = 1e-4
 
 
 def solve(problem: Problem) -> Solution:
@@ -110,27 +104,13 @@ def _least_ratio(
 def _joint(
     problem: Problem, options: Sequence[Option], limit_s: float
 ) -> Solution | None:
-    cuts = _cuts(problem, options)
-    return joint.best(problem, options, limit_s, _RESOLUTION * limit_s, cuts)
-
-
-def _cuts(problem: Problem, options: Sequence[Option]) -> IntArray:
-    """Return at most about ``MOST_CUTS`` places where buckets may end.
-
-    Wherever a dtype or what is allowed changes, and the last of each cell when the
-    model is divided evenly by bytes and ready time.
-    """
-    every = np.arange(1, len(problem) + 1)
-    if len(every) <= MOST_CUTS:
-        return every
-    kinds = [*zip(problem.dtypes, *(option.allowed for option in options), strict=True)]
-    forced = [i for i in every[:-1] if kinds[i] != kinds[i - 1]]
-    ready_s = problem.compute.ready_s
-    nbytes = np.cumsum(problem.nbytes) / problem.nbytes.sum()
-    place = (nbytes + ready_s / max(ready_s[-1], 1e-12) + every / len(every)) / 3
-    cells = np.ceil(place * MOST_CUTS - 1e-9)
-    ends = every[np.diff(cells, append=np.inf) > 0]
-    return np.union1d(forced, ends).astype(np.int64)
+    return joint.best(
+        problem,
+        options,
+        limit_s=limit_s,
+        resolution_s=RESOLUTION * limit_s,
+        cuts=joint.cuts(problem, options),
+    )
 
 
 def _relaxed(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
+from pydantic import ValidationError
 
 from comm_plan.errors import InputError
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
@@ -53,26 +54,30 @@ _SCALER_NBYTES = 4
 _LENGTH_NBYTES = 8
 
 
-def method(name: str, density: float | None = None) -> tuple[CompressorSpec, str]:
+def method(name: str, **options: object) -> tuple[CompressorSpec, str]:
     """Return the spec and collective that a user's word for a method means.
 
     Args:
         name: one of :data:`METHODS`.
-        density: k / numel of the sparse methods; for those whose length depends on the
-            data the expected one. None: 0.01.
+        options: fields of its spec that shall differ from the default, such as
+            ``density`` of top-k or ``alpha`` of VGC; numbers may be text.
 
     Raises:
-        InputError: no such method.
+        InputError: no such method, no such field, or a value out of range.
     """
     if name not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(f"compressor {name!r} is unknown: use one of {known}")
     spec, collective = METHODS[name]
-    if isinstance(spec, TopK):
-        spec = TopK(density=density or DEFAULT_DENSITY)
-    elif isinstance(spec, Variable) and density:
-        spec = spec.model_copy(update={"expected_density": density})
-    return spec, collective
+    try:
+        return type(spec).model_validate(spec.model_dump() | options), collective
+    except ValidationError as error:
+        problem = error.errors()[0]
+        fields = ", ".join(key for key in type(spec).model_fields if key != "kind")
+        raise InputError(
+            f"compressor {name}: {problem['loc'][0]} {problem['input']}: "
+            f"{problem['msg'].lower()}; it has {fields or 'no options'}"
+        ) from None
 
 
 METHODS: dict[str, tuple[CompressorSpec, str]] = {

@@ -76,7 +76,7 @@ class CostCurve:
     def best_rate(self) -> float:
         """Largest size / cost over all sizes, in bytes per second; may be infinite."""
         ends = np.append(self.starts[1:], np.inf)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             at_start = self.starts / (self.alpha_s + self.beta_s_per_byte * self.starts)
             at_end = 1 / (self.alpha_s / ends + self.beta_s_per_byte)
         return float(np.nanmax(np.concatenate([at_start, at_end])))

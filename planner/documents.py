@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,12 +28,14 @@ def pose(
     """Return the problem of sending the model's gradients dense.
 
     Raises:
-        InputError: the world size is below 1, or all-reduce was not measured.
+        InputError: the world size is below 1, a pattern of ``dense_layers`` matches
+            nothing, or all-reduce was not measured.
     """
     ranks = network.world_size if world_size is None else world_size
     if ranks < 1:
         raise InputError(f"world size {ranks} is below 1: give the number of ranks")
     patterns = None if dense_layers is None else tuple(dense_layers)
+    _check_patterns(profile, patterns or ())
     prices = Prices(profile, network, ranks, patterns)
     tensors = profile.tensors
     ready = profile.forward_s + np.array([tensor.ready_s for tensor in tensors])
@@ -99,6 +102,26 @@ def write(
 def dense_lower_bound_s(
     problem: Problem, link_bytes_per_s: float | None = None
 ) -> float:
-    """Return the iteration time that no dense plan beats on the network's links."""
-    speed = link_bytes_per_s or best_bus_bandwidth(problem.prices.network)
-    return lower_bound_s(problem.compute, problem.nbytes, problem.world_size, speed)
+    """Return the iteration time that no dense plan beats on the network's links.
+
+    Raises:
+        InputError: the link speed is not above 0.
+    """
+    if link_bytes_per_s is None:
+        link_bytes_per_s = best_bus_bandwidth(problem.prices.network)
+    elif not link_bytes_per_s > 0:
+        raise InputError(f"link speed {link_bytes_per_s} is not above 0: give bytes/s")
+    return lower_bound_s(
+        problem.compute, problem.nbytes, problem.world_size, link_bytes_per_s
+    )
+
+
+def _check_patterns(profile: Profile, patterns: Sequence[str]) -> None:
+    names = {name for tensor in profile.tensors for name in (tensor.layer, tensor.name)}
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            example = profile.tensors[0].layer
+            raise InputError(
+                f"dense layers {pattern!r} matches no layer and no tensor: use names "
+                f"of the profile, such as {example!r}"
+            )

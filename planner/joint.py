@@ -29,6 +29,9 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 
+MOST_CUTS = 128
+"""Larger models are cut at so many places only, to bound the planning time."""
+
 WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Of compute against channel, for the bounds on what a state can still reach."""
 
@@ -105,6 +108,26 @@ def best(
     compute_end = problem.compute.backward_end_s + states.x[last:]
     fastest = np.argmin(np.maximum(compute_end, states.f[last:]))
     return _trace(states, last + int(fastest), options)
+
+
+def cuts(problem: Problem, options: Sequence[Option]) -> IntArray:
+    """Return about ``MOST_CUTS`` places at most where buckets may end.
+
+    Everywhere in a small model. In a larger one wherever a dtype or what is allowed
+    changes, and the last of each cell when the model is divided evenly by bytes, ready
+    time and number of tensors.
+    """
+    every = np.arange(1, len(problem) + 1)
+    if len(every) <= MOST_CUTS:
+        return every
+    kinds = [*zip(problem.dtypes, *(option.allowed for option in options), strict=True)]
+    forced = [i for i in every[:-1] if kinds[i] != kinds[i - 1]]
+    ready_s = problem.compute.ready_s
+    nbytes = np.cumsum(problem.nbytes) / problem.nbytes.sum()
+    place = (nbytes + ready_s / max(ready_s[-1], 1e-12) + every / len(every)) / 3
+    cells = np.ceil(place * MOST_CUTS - 1e-9)
+    ends = every[np.diff(cells, append=np.inf) > 0]
+    return np.union1d(forced, ends).astype(np.int64)
 
 
 def _extend(

@@ -10,12 +10,13 @@ fit in the backward time of the layer that follows (Eq. 19)::
 Low ratios matter, for the convergence bound (Corollary 2) grows with the cube of the
 largest. The layer whose gradient comes last has nothing to hide behind and gets c_u.
 A ratio of 1 is dense: all-reduce, no selection. Sparse messages of neighbouring
-tensors then travel in one buffer where that is faster; each tensor keeps its own k.
+tensors then travel in one buffer where that is faster; each tensor keeps its own k, and
+a small dense one between them may send all its elements along.
 
 Differences from the paper: it prints ``max{c_u, ...}`` and calls c_u an upper bound, so
 min is meant. Ratios are looked for on a grid of 128 from 1 to c_u in geometric
 progression. The paper merges by filling a buffer; here the messages are merged exactly
-(``optimal``).
+(``optimal``, ``joint``).
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from itertools import groupby
 
 import numpy as np
 
-from comm_plan.planner import optimal
+from comm_plan.planner import joint, optimal
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import Dense, TopK
 
 RATIOS = 128
+RESOLUTION = 1e-4
 
 
 def solve(problem: Problem) -> Solution:
@@ -45,7 +47,12 @@ def solve(problem: Problem) -> Solution:
     sparse = problem.prices.option(TopK(density=densities))
     dense = problem.prices.option(Dense())
     assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
-    return optimal.solve(replace(problem, assigned=assigned))
+    apart = optimal.solve(replace(problem, assigned=assigned))
+    limit_s = problem.simulate(apart).iteration_s
+    options = [dense.except_on(ratios > 1), sparse]
+    where = joint.cuts(problem, options)
+    together = joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
+    return together or apart
 
 
 def ratio_per_tensor(problem: Problem) -> FloatArray:

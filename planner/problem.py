@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from comm_plan.errors import InputError
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Timeline, simulate
@@ -45,6 +46,19 @@ class Settings:
     max_ratio: float = 1000.0
     allow: tuple[str, ...] | None = None
     tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing.
+
+        Raises:
+            InputError: ``max_ratio`` below 1 or ``tolerance`` below 0.
+        """
+        if not self.max_ratio >= 1:
+            raise InputError(
+                f"max ratio {self.max_ratio} is below 1: 1 keeps everything"
+            )
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance {self.tolerance} is below 0: give a share")
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_ratios_order_the_methods():
     assert ratios == sorted(ratios)
     assert ratio(Qsgd(bits=4)) == 8
     assert ratio(TopK(density=(0.5, 0.01))) == pytest.approx(100)
-    assert ratio(method("vgc", 0.001)[0]) == pytest.approx(1000)
+    assert ratio(method("vgc", expected_density=0.001)[0]) == pytest.approx(1000)
 
 
 def test_terngrad_keeps_the_last_layer_dense_by_default(build):

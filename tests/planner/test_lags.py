@@ -64,7 +64,7 @@ def test_tensors_of_a_layer_share_its_ratio(build):
 
 def test_each_tensor_keeps_its_own_density_in_a_merged_bucket(build):
     profile = build.profile(
-        [1e-4, 5e-3, 5e-3],
+        [1e-4, 1e-3, 1e-3],
         [NUMEL] * 3,
         compression=build.compression(topk=(0.0, 0.0)),
     )
@@ -73,6 +73,25 @@ def test_each_tensor_keeps_its_own_density_in_a_merged_bucket(build):
     (bucket,) = solve(profile, network, "lags").buckets
     assert isinstance(bucket.compressor, TopK)
     assert len(bucket.compressor.density) == 3
+
+
+def test_a_small_dense_tensor_travels_with_its_sparse_neighbours(build):
+    """Start-ups of 10 ms: three messages would take longer than one."""
+    costs = build.compression(topk=(0.0, 0.0))
+    gaps = [1e-3, 1e-3, 2e-2, 1e-3]
+    profile = build.profile(gaps, [NUMEL, 10, NUMEL, 10], compression=costs)
+    start_up = build.fit((0, 1e-2, 1e-9))
+    network = build.network(4, allreduce=start_up, allgather=start_up)
+    problem = pose(profile, network)
+    assert ratio_per_tensor(problem).tolist() == [1000.0, 1.0, 1000.0, 1000.0]
+    plan = solve(profile, network, "lags")
+    densities = {}
+    for bucket in plan.buckets:
+        if bucket.compressor.kind == "topk":
+            pairs = zip(bucket.tensors, bucket.compressor.density, strict=True)
+            densities.update(pairs)
+    assert densities["layer1.1"] == 1.0
+    assert densities["layer0.0"] == pytest.approx(1e-3)
 
 
 def test_slgs_sends_one_sparse_bucket_after_backward(build):
@@ -89,6 +108,6 @@ def test_pipelining_never_loses_to_one_message_at_the_same_ratio(build, seed):
     rng = np.random.default_rng(seed)
     problem = _problem(build, rng.exponential(1e-3, 20).tolist(), beta=1e-8)
     given = problem.prices.profile, problem.prices.network
-    whole = solve(*given, "single", compressor="topk", density=1e-3)
-    merged = solve(*given, "optimal", compressor="topk", density=1e-3)
+    whole = solve(*given, "single", compressor="topk", options={"density": 1e-3})
+    merged = solve(*given, "optimal", compressor="topk", options={"density": 1e-3})
     assert merged.predicted.iteration_s <= whole.predicted.iteration_s
