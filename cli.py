@@ -199,8 +199,11 @@ def solve(
     compressor: Annotated[
         str | None, typer.Option(help="Force one for all buckets: topk, terngrad, ...")
     ] = None,
-    density: Annotated[
-        float | None, typer.Option(help="k / numel of the forced compressor.")
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Of the forced compressor: density=..."
+        ),
     ] = None,
     dense_layers: DenseLayers = None,
     allow: Annotated[
@@ -238,7 +241,7 @@ def solve(
         world_size=world_size,
         link_bytes_per_s=link,
         compressor=compressor,
-        density=density,
+        options=_pairs(options),
         dense_layers=patterns,
         settings=settings,
     )
@@ -252,7 +255,7 @@ def solve(
     plan.save(output)
     if json:
         print(plan.to_json(), end="")
-    _print(_solver_table(summary, plan))
+    _print(_solver_table(summary, plan, compressor))
     _say(summary.verdict)
     _say(f"wrote {output}")
 
@@ -615,6 +618,15 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a mapping."""
+    pairs = [text.partition("=") for text in texts or ()]
+    for name, separator, value in pairs:
+        if not (name and separator and value):
+            raise InputError(f"--set {name}{separator}{value}: write NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
 def _kinds(text: str) -> tuple[str, ...]:
     """Return which compressors ``--compressors`` means."""
     from comm_plan.compressors import COMPRESSORS
@@ -674,7 +686,7 @@ def _tables(document: Document) -> Iterator[Table]:
         yield from tables(document)
 
 
-def _solver_table(summary: Summary, plan: Plan) -> Table:
+def _solver_table(summary: Summary, plan: Plan, forced: str | None) -> Table:
     from rich.table import Table
 
     from comm_plan.report import units
@@ -697,7 +709,17 @@ def _solver_table(summary: Summary, plan: Plan) -> Table:
             str(row.buckets),
             f"{row.of_bound:.2f}",
             "dense" if row.largest_ratio == 1 else f"up to {row.largest_ratio:.4g}x",
-            style="bold" if row.solver == plan.solver else None,
+            style="bold" if forced is None and row.solver == plan.solver else None,
+        )
+    if forced is not None and plan.predicted is not None:
+        table.add_row(
+            f"{plan.solver}, {forced}",
+            units.seconds(plan.predicted.iteration_s),
+            units.seconds(plan.predicted.exposed_s),
+            str(len(plan.buckets)),
+            f"{plan.predicted.iteration_s / summary.lower_bound_s:.2f}",
+            "as forced",
+            style="bold",
         )
     return table
 

@@ -1,0 +1,33 @@
+"""Profiles of published models for machines that cannot compute them in reasonable time.
+
+The sizes are the models' own. The times are chosen, and said to be: a GPU that trains
+ResNet-50 at about 100 images a second, as the K80 and P40 of the papers' clusters do.
+"""
+
+import torch
+
+from comm_plan.plans import Profile
+from comm_plan.profiler import profile_from_model
+from comm_plan.runtime.workloads.resnet import ResNet50
+
+FORWARD_S = 0.100
+BACKWARD_S = 0.200
+UPDATE_S = 0.010
+BATCH_SIZE = 32
+
+
+def resnet50() -> Profile:
+    """Return the profile of ResNet-50 on ImageNet."""
+    with torch.device("meta"):
+        model = ResNet50()
+        images = torch.empty(BATCH_SIZE, 3, 224, 224)
+    return profile_from_model(
+        model,
+        images,
+        name="resnet50",
+        forward_s=FORWARD_S,
+        backward_s=BACKWARD_S,
+        update_s=UPDATE_S,
+        batch_size=BATCH_SIZE,
+        device_name="about 100 images/s",
+    )
