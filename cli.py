@@ -376,10 +376,10 @@ def simulate(
     """Ask what if: every solver's iteration time on other numbers of ranks."""
     from rich.table import Table
 
+    from comm_plan import units
     from comm_plan.planner.problem import Settings
     from comm_plan.planner.summary import summarise
     from comm_plan.plans import Network, Profile
-    from comm_plan.report import units
 
     documents = Profile.load(profile), Network.load(network)
     sizes = _numbers("--world-sizes", world_sizes)
@@ -689,7 +689,7 @@ def _tables(document: Document) -> Iterator[Table]:
 def _solver_table(summary: Summary, plan: Plan, forced: str | None) -> Table:
     from rich.table import Table
 
-    from comm_plan.report import units
+    from comm_plan import units
 
     title = f"predicted with {summary.world_size} ranks"
     if summary.extrapolated_from is not None:
@@ -781,7 +781,7 @@ def _progress() -> Iterator[Callable[[int, int | None, str], None]]:
 @contextmanager
 def _training_progress(total: int | None) -> Iterator[Watcher]:
     """Lend a watcher that shows steps, loss, time, wire bytes and density."""
-    from comm_plan.report import units
+    from comm_plan import units
 
     with _progress() as progress:
 
@@ -825,8 +825,8 @@ def _compare_runs(folder: Path, names: Sequence[str]) -> None:
     """Show predicted and measured times of the demo's runs side by side."""
     from rich.table import Table
 
+    from comm_plan import units
     from comm_plan.plans import RunRecord
-    from comm_plan.report import units
 
     table = Table(title="was it worth it?")
     for name in ("plan", "predicted", "measured", "accuracy"):

@@ -1,4 +1,4 @@
-"""Profiles of published models for machines that cannot compute them in reasonable time.
+"""Profiles of published models, for machines that cannot compute them themselves.
 
 The sizes are the models' own. The times are chosen, and said to be: a GPU that trains
 ResNet-50 at about 100 images a second, as the K80 and P40 of the papers' clusters do.

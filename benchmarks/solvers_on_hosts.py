@@ -16,10 +16,10 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from comm_plan import units
 from comm_plan.benchmarks import profiles
 from comm_plan.benchmarks.hosts import EmulatedHosts, HostResult, supported
 from comm_plan.plans import Network, Plan, Profile
-from comm_plan.report import units
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal")
 RESULTS = Path(__file__).parent / "results"

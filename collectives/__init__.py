@@ -1,0 +1,1 @@
+"""Transports between ranks, and over them each aggregation with its cost."""

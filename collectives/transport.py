@@ -54,7 +54,7 @@ class Transport(ABC):
 
     @abstractmethod
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return [n / P]: this rank's part of the sum of ``tensor`` [n]; P divides n."""
+        """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
+from comm_plan import units
 from comm_plan.commbench.bandwidth import algbw, busbw
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample
 
@@ -50,9 +52,11 @@ def table(network: Network, collective: str) -> Table:
     result = Table(
         title=f"{collective}, {network.world_size} ranks, {network.backend}",
         caption=_caption(cost),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for name in ("size", "median", "min", "p95", "algbw", "busbw", "fit", "error"):
-        result.add_column(name, justify="right")
+        result.add_column(name, justify="right", no_wrap=True)
     for row in rows(network, collective):
         result.add_row(*_cells(row))
     return result
@@ -62,13 +66,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     sample = row.sample
     return (
         _bytes(sample.nbytes),
-        _time(sample.median_s),
-        _time(sample.min_s),
-        _time(sample.p95_s),
-        _bandwidth(row.algbw),
-        _bandwidth(row.busbw),
-        "" if row.fit_s is None else _time(row.fit_s),
-        "" if row.fit_error is None else f"{row.fit_error:+.1%}",
+        units.seconds(sample.median_s),
+        units.seconds(sample.min_s),
+        units.seconds(sample.p95_s),
+        _rate(row.algbw),
+        _rate(row.busbw),
+        "" if row.fit_s is None else units.seconds(row.fit_s),
+        "" if row.fit_error is None else f"{row.fit_error:+.0%}",
     )
 
 
@@ -79,7 +83,7 @@ def _caption(cost: CollectiveCost) -> str:
 def describe(fit: Fit) -> str:
     """Return a fit in words: its segments and its median error."""
     segments = (
-        f"{_time(segment.alpha_s)} + {segment.beta_s_per_byte * 1e9:.3g} ns/B"
+        f"{units.seconds(segment.alpha_s)} + {segment.beta_s_per_byte * 1e9:.3g} ns/B"
         f" from {_bytes(segment.from_nbytes)}"
         for segment in fit.segments
     )
@@ -97,17 +101,6 @@ def _bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _time(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= scale:
-            return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds * 1e6:.4g} us"
-
-
-def _bandwidth(bytes_per_s: float | None) -> str:
-    """Return a bandwidth in powers of 1000, as links are sold."""
-    if bytes_per_s is None:
-        return ""
-    if bytes_per_s >= 1e9:
-        return f"{bytes_per_s / 1e9:.4g} GB/s"
-    return f"{bytes_per_s / 1e6:.4g} MB/s"
+def _rate(bytes_per_s: float | None) -> str:
+    """Return a bandwidth, where there is one."""
+    return "" if bytes_per_s is None else f"{units.nbytes(bytes_per_s)}/s"

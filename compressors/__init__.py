@@ -1,4 +1,4 @@
-"""One file per method; a new one is a spec in ``plans``, a file here and a line below."""
+"""One file per method; a new one is a spec in ``plans``, a file and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPRESSORS = {
     "hybrid": "hybrid:HybridCompressor",
     "qsgd": "qsgd:QsgdCompressor",
 }
-"""Module and class of each kind; loaded on first use, so that planning needs no torch."""
+"""Module and class of each kind; loaded on first use: planning needs no torch."""
 
 
 def compressor_class(kind: str) -> type[Compressor]:

@@ -2,8 +2,8 @@
 
 The life of a bucket in one step::
 
-    add(i, gradient)        each tensor as soon as its gradient is ready (compute stream)
-    agree(maximum)          what the ranks must share before encoding (TernGrad's scalers)
+    add(i, gradient)        each tensor as soon as its gradient is ready
+    agree(maximum)          what ranks must share before encoding (TernGrad's scalers)
     encode() -> message     flat tensors, this rank's contribution
     ... an aggregation of comm_plan.collectives moves and combines messages ...
     decode(messages)        a list of one summed message, or one message from every rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from comm_plan.report import units
+from comm_plan import units
 from comm_plan.report.palette import COLORS, EXPOSED, INK, QUIET_INK, color
 from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from comm_plan import units
 from comm_plan.errors import InputError, OutputError
-from comm_plan.report import units
 from comm_plan.report.palette import COLORS, EXPOSED, INK, QUIET_INK, color
 from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from comm_plan import units
 from comm_plan.plans import BucketTraffic, RunRecord
-from comm_plan.report import units
 
 Row = tuple[str, str]
 """What it is, and its value with its unit."""

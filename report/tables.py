@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from comm_plan import units
 from comm_plan.plans import Document, Plan, Profile, RunRecord, Spread
-from comm_plan.report import units
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
 from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
 
@@ -83,8 +83,8 @@ def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:
 
 
 def _tensors_title(count: int) -> str:
-    what = "tensors" if count <= LARGEST else f"the {LARGEST} largest of {count} tensors"
-    return f"{what}, in ready order"
+    which = f"the {LARGEST} largest of {count} " if count > LARGEST else ""
+    return f"{which}tensors, in ready order"
 
 
 def _with_spread(value_s: float, spread: Spread | None) -> str:

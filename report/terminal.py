@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from comm_plan.report import units
+from comm_plan import units
 from comm_plan.report.palette import EXPOSED, color
 from comm_plan.report.timeline import (
     ROWS,

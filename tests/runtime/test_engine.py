@@ -112,7 +112,8 @@ def test_other_shapes_are_refused():
 def test_a_compressor_that_cannot_take_a_dtype_is_refused_by_name():
     model = small().double()
     names = tuple(trainable(model))
-    plan = plan_for(model, buckets=(Bucket(tensors=names, compressor=Qsgd(), collective="allgather"),))  # fmt: skip
+    bucket = Bucket(tensors=names, compressor=Qsgd(), collective="allgather")
+    plan = plan_for(model, buckets=(bucket,))
     with pytest.raises(MismatchError, match=r"qsgd .*0\.weight .*float64"):
         parallelize(model, plan, transport=LocalTransport())
 

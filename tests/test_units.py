@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_plan.report import units
+from comm_plan import units
 
 
 @pytest.mark.parametrize(
