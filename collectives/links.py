@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from comm_plan.errors import PeerError
 
 _CONNECT_S = 30.0
+_HELLO_S = 5.0
 _WRITE_S = 1.0
 
 
@@ -141,11 +142,19 @@ def _accept(server: socket.socket, world_size: int) -> list[Link]:
                 f"ranks {missing} do not connect to rank 0: let the hosts of a run "
                 "reach each other on all ports"
             ) from None
-        link = Link(connection, rank=-1)
-        word, _, rank = "".join(link.read()[:1]).partition(" ")
-        if word == "hello" and rank.isdigit():
-            link.rank = int(rank)
-            links[link.rank] = link
+        rank = _read_hello(connection)
+        if 0 < rank < world_size:
+            links[rank] = Link(connection, rank)
         else:
-            link.close()  # a stranger
+            connection.close()  # a stranger
     return list(links.values())
+
+
+def _read_hello(connection: socket.socket) -> int:
+    """Return the rank that connects, -1 for none; leave what it says next unread."""
+    connection.settimeout(_HELLO_S)
+    with suppress(OSError, ValueError):
+        with connection.makefile("rb", buffering=0) as unbuffered:
+            word, rank = unbuffered.readline(32).split()
+        return int(rank) if word == b"hello" else -1
+    return -1
