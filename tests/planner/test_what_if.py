@@ -7,6 +7,7 @@ from comm_plan.collectives.costs import CLOSED_FORMS
 from comm_plan.errors import InputError
 from comm_plan.planner import solve
 from comm_plan.planner.what_if import best_bus_bandwidth, collective_curve
+from comm_plan.plans import CollectiveCost, Fit, Segment
 
 ALPHA_S, BETA = 45.26e-6, 8e-10
 SIZES = np.array([4, 1000, 10**6, 10**8])
@@ -72,6 +73,39 @@ def test_bus_bandwidth_is_the_best_of_all_collectives_and_sizes(build):
         broadcast=build.fit((0, 0.0, 1 / 90e6)),
     )
     assert best_bus_bandwidth(network) == pytest.approx(1.5 * 10**7 / 0.1)
+
+
+LINE = 125e6
+BURST_NBYTES = 2**17
+SLOW = CollectiveCost(
+    fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=0.0, beta_s_per_byte=1e-6),))
+)
+POWERS = [2**power for power in range(12, 27)]
+
+
+def _through_a_token_bucket(nbytes):
+    return 1e-4 + max(0, nbytes - BURST_NBYTES) / LINE
+
+
+def test_a_burst_does_not_make_the_link_look_faster(build):
+    bursts = build.samples(*((n, _through_a_token_bucket(n)) for n in POWERS))
+    network = build.network(4, allreduce=SLOW, point_to_point=bursts)
+    assert best_bus_bandwidth(network) == pytest.approx(LINE, rel=0.02)
+
+
+def test_the_largest_sample_counts_where_none_is_long(build):
+    bursts = build.samples((2**18, 1e-3), (2**20, 8e-3))
+    network = build.network(4, allreduce=SLOW, point_to_point=bursts)
+    assert best_bus_bandwidth(network) == pytest.approx(2**20 / 8e-3)
+
+
+def test_no_dense_plan_is_predicted_below_the_bound_even_with_bursts(build):
+    bursts = build.samples(*((n, _through_a_token_bucket(n)) for n in POWERS))
+    network = build.network(2, allreduce=bursts)
+    profile = build.profile([1e-3] * 20, [50_000] * 20)
+    for solver in ("wfbp", "single", "threshold", "optimal"):
+        predicted = solve(profile, network, solver).predicted
+        assert predicted.iteration_s >= predicted.lower_bound_s
 
 
 def test_a_plan_for_another_world_size_says_that_it_extrapolates(build):
