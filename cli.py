@@ -15,28 +15,22 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from comm_plan import __version__
+from comm_plan import __version__, screen
 from comm_plan.collectives.ranks import place
 from comm_plan.errors import CommPlanError, InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from comm_plan.collectives.transport import Transport
-    from comm_plan.planner.problem import Problem, Solution
-    from comm_plan.planner.summary import Summary
-    from comm_plan.plans import Document, Network, Plan, Profile
-    from comm_plan.report.timeline import Lane, Timeline
+    from comm_plan.plans import Document, Network
     from comm_plan.runtime.engine import Engine
-    from comm_plan.runtime.trainer import Event, Watcher
+    from comm_plan.runtime.trainer import Event
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -125,7 +119,7 @@ def profile(
     options = {} if batch_size is None else {"batch_size": batch_size}
     model = load(workload, **options)
     kinds = _kinds(compressors)
-    with _connect(backend, device) as transport, _progress() as progress:
+    with _connect(backend, device) as transport, screen.progress() as progress:
         where = str(transport.device)
         found = measure(
             model,
@@ -255,9 +249,9 @@ def solve(
     plan.save(output)
     if json:
         print(plan.to_json(), end="")
-    _print(_solver_table(summary, plan, compressor))
-    _say(summary.verdict)
-    _say(f"wrote {output}")
+    screen.show(screen.solver_table(summary, plan, compressor))
+    screen.say(summary.verdict)
+    screen.say(f"wrote {output}")
 
 
 @app.command()
@@ -330,7 +324,7 @@ def train(
     total = steps if epochs is None else None
     with (
         _connect(backend or chosen.backend, device, timeout_s) as transport,
-        _training_progress(total) as show,
+        screen.training_progress(total) as show,
     ):
         watchers = [show]
         if diagnostics is not None:
@@ -374,9 +368,6 @@ def simulate(
     max_ratio: MaxRatio = 1000.0,
 ) -> None:
     """Ask what if: every solver's iteration time on other numbers of ranks."""
-    from rich.table import Table
-
-    from comm_plan import units
     from comm_plan.planner.problem import Settings
     from comm_plan.planner.summary import summarise
     from comm_plan.plans import Network, Profile
@@ -393,25 +384,7 @@ def simulate(
         )
         for size in sizes
     ]
-    measured = documents[1].world_size
-    table = Table(
-        title="predicted iteration time",
-        caption=f"measured with {measured} ranks; others are extrapolated through the "
-        "closed forms of the collectives",
-    )
-    table.add_column("ranks", justify="right")
-    solvers = sorted(row.solver for row in summaries[0].rows)
-    for name in (*solvers, "lower bound"):
-        table.add_column(name, justify="right")
-    for summary in summaries:
-        times = {row.solver: units.seconds(row.iteration_s) for row in summary.rows}
-        mark = "" if summary.world_size == measured else " *"
-        table.add_row(
-            f"{summary.world_size}{mark}",
-            *(times.get(name, "-") for name in solvers),
-            units.seconds(summary.lower_bound_s),
-        )
-    _print(table)
+    screen.show(screen.what_if_table(summaries, documents[1].world_size))
 
 
 @app.command()
@@ -440,17 +413,17 @@ def report(
     measured, cluster = Profile.load(profile), Network.load(network)
     problem = pose(measured, cluster, world_size)
     drawn = [
-        _picture(name, measured, problem, find_solver(name)(problem))
+        screen.picture(name, measured, problem, find_solver(name)(problem))
         for name in _names(solvers) or ()
     ]
     if output is None:
         from comm_plan.report.terminal import TerminalTimelines
 
-        _print(TerminalTimelines(drawn))
+        screen.show(TerminalTimelines(drawn))
         return
     ranks = f"{problem.world_size} ranks, {cluster.backend}"
     save(drawn, output, f"{measured.model.name}, {ranks}")
-    _say(f"wrote {output}")
+    screen.say(f"wrote {output}")
 
 
 @app.command()
@@ -458,8 +431,8 @@ def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     """Say what a profile, network, plan or run record holds."""
     from comm_plan.plans import load_document
 
-    for table in _tables(load_document(document)):
-        _print(table)
+    for table in screen.tables(load_document(document)):
+        screen.show(table)
 
 
 @app.command()
@@ -468,30 +441,11 @@ def demo(
     ranks: Annotated[int, typer.Option("--local-ranks", min=2)] = 4,
 ) -> None:
     """Run the whole loop on this machine: profile, network, plan, training."""
-    from comm_plan.plans.document import make_folder
+    from comm_plan.demo import run
 
-    make_folder(folder)
-    profile, network = folder / "profile.json", folder / "network.json"
-    local = ["--local-ranks", str(ranks)]
-    _step("1. When is each gradient ready?", "profile", "digits", "-o", profile, *local)
-    _step(
-        "2. What do this machine's collectives cost?",
-        *("benchmark-network", "-o", network, *local, "--budget", "20"),
-        *("--max-bytes", str(4 * 1024 * 1024)),
-    )
-    solvers = ("threshold", "optimal")
-    for solver in solvers:
-        plan = folder / f"plan-{solver}.json"
-        _step(
-            f"3. Which gradients should travel together? ({solver})",
-            *("solve", profile, network, "-o", plan, "--solver", solver),
-        )
-        record = folder / f"run-{solver}.json"
-        _step(
-            f"4. Train by the plan ({solver}).",
-            *("train", "digits", "--plan", plan, "-o", record, *local),
-        )
-    _compare_runs(folder, solvers)
+    code = run(folder, ranks)
+    if code:
+        raise typer.Exit(code)
 
 
 # Around the verbs
@@ -584,7 +538,7 @@ def _sweep(
     from comm_plan.commbench.operations import OPERATIONS
     from comm_plan.commbench.sweep import geometric_sizes, measure
 
-    with _connect(backend, device) as transport, _progress() as progress:
+    with _connect(backend, device) as transport, screen.progress() as progress:
         return measure(
             transport,
             collectives=_names(collectives) or tuple(OPERATIONS),
@@ -607,9 +561,9 @@ def _finish(document: Document, output: Path, json: bool) -> None:
     document.save(output)
     if json:
         print(document.to_json(), end="")
-    for table in _tables(document):
-        _print(table)
-    _say(f"wrote {output}")
+    for table in screen.tables(document):
+        screen.show(table)
+    screen.say(f"wrote {output}")
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -654,194 +608,6 @@ def _warmup(text: str | None) -> tuple[float, ...]:
     if not all(0 < density <= 1 for density in densities):
         raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")
     return tuple(densities)
-
-
-# What people see
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-def _print(renderable: Any) -> None:
-    _console().print(renderable)
-
-
-def _say(line: str) -> None:
-    _console().print(line, highlight=False)
-
-
-def _tables(document: Document) -> Iterator[Table]:
-    """Yield what ``document`` holds as tables."""
-    from comm_plan.commbench.table import table
-    from comm_plan.plans import Network
-    from comm_plan.report.tables import tables
-
-    if isinstance(document, Network):
-        for collective in document.collectives:
-            yield table(document, collective)
-    else:
-        yield from tables(document)
-
-
-def _solver_table(summary: Summary, plan: Plan, forced: str | None) -> Table:
-    from rich.table import Table
-
-    from comm_plan import units
-
-    title = f"predicted with {summary.world_size} ranks"
-    if summary.extrapolated_from is not None:
-        title += f", extrapolated from {summary.extrapolated_from}"
-    table = Table(
-        title=title,
-        caption=f"lower bound {units.seconds(summary.lower_bound_s)}: no dense plan is "
-        "faster on this link",
-    )
-    for name in ("solver", "iteration", "exposed", "buckets", "x bound", "compression"):
-        table.add_column(name, justify="left" if name == "solver" else "right")
-    for row in summary.rows:
-        table.add_row(
-            row.solver,
-            units.seconds(row.iteration_s),
-            units.seconds(row.exposed_s),
-            str(row.buckets),
-            f"{row.of_bound:.2f}",
-            "dense" if row.largest_ratio == 1 else f"up to {row.largest_ratio:.4g}x",
-            style="bold" if forced is None and row.solver == plan.solver else None,
-        )
-    if forced is not None and plan.predicted is not None:
-        table.add_row(
-            f"{plan.solver}, {forced}",
-            units.seconds(plan.predicted.iteration_s),
-            units.seconds(plan.predicted.exposed_s),
-            str(len(plan.buckets)),
-            f"{plan.predicted.iteration_s / summary.lower_bound_s:.2f}",
-            "as forced",
-            style="bold",
-        )
-    return table
-
-
-def _picture(
-    name: str, profile: Profile, problem: Problem, solution: Solution
-) -> Timeline:
-    """Turn a simulated iteration into what the report room draws."""
-    from comm_plan.report.timeline import Span, Timeline
-
-    simulated = problem.simulate(solution)
-    times = simulated.times
-    spans = [Span("forward", "forward", 0.0, profile.forward_s)]
-    now = profile.forward_s
-
-    def add(
-        lane: Lane, start_s: float, end_s: float, bucket: int | None = None
-    ) -> None:
-        if end_s > start_s:
-            label = lane if bucket is None else f"{lane} of bucket {bucket}"
-            spans.append(Span(label, lane, start_s, end_s, bucket))
-
-    for number, ready in enumerate(simulated.ready_s.tolist()):
-        compress_s = float(times.compress_s[number])
-        add("backward", now, ready - compress_s, number)
-        add("compression", ready - compress_s, ready, number)
-        start, finish = simulated.start_s[number], simulated.finish_s[number]
-        sent = float(start + times.communicate_s[number])
-        add("communication", float(start), sent, number)
-        add("decompression", sent, float(finish), number)
-        now = ready
-    add("backward", now, simulated.compute_end_s)
-    iteration_s = simulated.iteration_s
-    add("update", iteration_s - problem.compute.update_s, iteration_s)
-    return Timeline(name, tuple(spans), iteration_s, simulated.exposed_s)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int | None, str], None]]:
-    """Lend a progress bar, shown on rank 0: ``progress(done, total, description)``."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=_console(),
-        transient=True,
-        disable=place().rank > 0,
-    ) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(done: int, total: int | None, description: str) -> None:
-            bar.update(task, completed=done, total=total, description=description)
-
-        yield show
-
-
-@contextmanager
-def _training_progress(total: int | None) -> Iterator[Watcher]:
-    """Lend a watcher that shows steps, loss, time, wire bytes and density."""
-    from comm_plan import units
-
-    with _progress() as progress:
-
-        def watch(event: Event, engine: Engine) -> None:
-            parts = [
-                f"epoch {event.epoch}",
-                f"loss {event.loss:.4f}",
-                units.seconds(event.iteration_s),
-            ]
-            if event.message_nbytes < event.dense_nbytes:
-                ratio = event.dense_nbytes / max(1, event.message_nbytes)
-                sent = units.nbytes(event.message_nbytes)
-                parts.append(f"{sent} ({units.times(ratio)} less)")
-            if event.density_floor:
-                parts.append(f"warm-up density {event.density_floor:g}")
-            if event.skipped:
-                _say(f"step {event.step}: inf or NaN in a gradient, skipped everywhere")
-            progress(event.step, total, ", ".join(parts))
-
-        yield watch
-
-
-# The demo
-
-
-def _step(title: str, *arguments: object) -> None:
-    """Say what comes, run one verb as a user would, and stop where it fails."""
-    import shlex
-    import subprocess
-
-    words = [str(argument) for argument in arguments]
-    _console().rule(title)
-    _say(f"$ {shlex.join(['comm-plan', *words])}")
-    command = [sys.executable, "-m", "comm_plan.cli", *words]
-    code = subprocess.run(command, check=False).returncode
-    if code:
-        raise typer.Exit(code)
-
-
-def _compare_runs(folder: Path, names: Sequence[str]) -> None:
-    """Show predicted and measured times of the demo's runs side by side."""
-    from rich.table import Table
-
-    from comm_plan import units
-    from comm_plan.plans import RunRecord
-
-    table = Table(title="was it worth it?")
-    for name in ("plan", "predicted", "measured", "accuracy"):
-        table.add_column(name, justify="left" if name == "plan" else "right")
-    for name in names:
-        record = RunRecord.load(folder / f"run-{name}.json")
-        table.add_row(
-            name,
-            units.seconds(record.predicted_iteration_s or 0.0),
-            units.seconds(record.iteration.median_s),
-            units.percent(record.evaluations[-1].value),
-        )
-    _console().rule("5. Was it worth it?")
-    _print(table)
-    _say(f"profile, network, plans and run records are in {folder}")
 
 
 if __name__ == "__main__":

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from comm_plan.plans import Model, TensorTiming, fingerprint
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Return a dtype as documents write it, such as ``float32``."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+from comm_plan.plans.parameters import dtype_name
 
 
 def describe_model(name: str, parameters: Mapping[str, nn.Parameter]) -> Model:

@@ -27,12 +27,8 @@ from comm_plan.plans import (
     TensorTiming,
     UnderCommunication,
 )
-from comm_plan.profiler.describe import (
-    describe_model,
-    dtype_name,
-    tensor_timing,
-    trainable,
-)
+from comm_plan.plans.parameters import dtype_name, trainable
+from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import (
     describe_device,
     environment,

@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Device, Profile
-from comm_plan.profiler.describe import describe_model, tensor_timing, trainable
+from comm_plan.plans.parameters import trainable
+from comm_plan.profiler.describe import describe_model, tensor_timing
 
 
 def profile_from_model(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from comm_plan.profiler.describe import trainable
+from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
 
 Seconds = npt.NDArray[np.float64]

@@ -8,30 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import compressor_class
 from comm_plan.errors import MismatchError
-from comm_plan.plans import Plan, fingerprint
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, tied weights once, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Return ``float32`` for ``torch.float32``."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Return the fingerprint of ``model`` (see :func:`comm_plan.plans.fingerprint`)."""
-    return fingerprint(
-        (name, tuple(p.shape), dtype_name(p)) for name, p in trainable(model).items()
-    )
+from comm_plan.plans import Plan
+from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
 
 
 def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:

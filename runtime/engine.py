@@ -40,7 +40,8 @@ from comm_plan.collectives.transport import Transport
 from comm_plan.compressors.base import Context
 from comm_plan.errors import InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, load_plan
-from comm_plan.runtime.agreement import check_plan, check_ranks, trainable
+from comm_plan.plans.parameters import trainable
+from comm_plan.runtime.agreement import check_plan, check_ranks
 from comm_plan.runtime.bucket import Bucket, is_finite
 from comm_plan.runtime.communication import CommunicationThread, Pending
 from comm_plan.runtime.flat import broadcast_tensors

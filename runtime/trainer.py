@@ -26,7 +26,7 @@ from comm_plan.plans import (
     RunRecord,
     Traffic,
 )
-from comm_plan.runtime.agreement import model_fingerprint
+from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.runtime.bucket import Bucket
 from comm_plan.runtime.checkpoint import Checkpoints, Progress
 from comm_plan.runtime.engine import Engine, OnNonFinite

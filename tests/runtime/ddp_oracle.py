@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from comm_plan import parallelize
 from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.plans import Bucket, Plan, PlannedModel
-from comm_plan.runtime.agreement import model_fingerprint, trainable
+from comm_plan.plans.parameters import model_fingerprint, trainable
 
 STEPS = 4
 BATCH = 6

@@ -1,0 +1,28 @@
+"""A model's parameters, as the documents name them; importable without PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from comm_plan.plans.profile import fingerprint
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients, tied weights once, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return ``float32`` for ``torch.float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Return the fingerprint of ``model`` (see :func:`comm_plan.plans.fingerprint`)."""
+    return fingerprint(
+        (name, tuple(p.shape), dtype_name(p)) for name, p in trainable(model).items()
+    )
