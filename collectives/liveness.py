@@ -50,8 +50,8 @@ class Liveness:
             :func:`~comm_plan.collectives.links.reachable_address`.
         report: called with the error right before this process is ended because its
             main thread took no notice of a verdict.
-        patience_s: a rank silent for so long is given up. A process that holds Python's
-            interpreter lock for so long looks silent.
+        patience_s: a rank silent for so long is given up: many beats of 0.5 s. A
+            process that holds Python's interpreter lock for so long looks silent.
         grace_s: how long the main thread has to take notice of a verdict.
 
     Raises:

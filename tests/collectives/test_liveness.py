@@ -139,8 +139,8 @@ def test_the_cause_of_a_failing_rank_reaches_every_other(capfd):
 def test_ranks_stuck_with_a_stopped_one_are_ended(capfd, monkeypatch):
     monkeypatch.setattr(launch, "_GRACE_S", 3.0)
     monkeypatch.setattr(launch, "_TERMINATE_S", 0.1)
-    assert run("gloo", "stop", 2, 1.0) == 1
+    assert run("gloo", "stop", 2, 4.0) == 1
     assert capfd.readouterr().err.splitlines() == [
-        "on the spot: rank 2 is silent for 1 s: it is stopped or cut off from the "
+        "on the spot: rank 2 is silent for 4 s: it is stopped or cut off from the "
         "network"
     ] * (RANKS - 1)
