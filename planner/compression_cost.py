@@ -69,8 +69,9 @@ def method(name: str, **options: object) -> tuple[CompressorSpec, str]:
         known = ", ".join(METHODS)
         raise InputError(f"compressor {name!r} is unknown: use one of {known}")
     spec, collective = METHODS[name]
+    given = {key: _read(value) for key, value in options.items()}
     try:
-        return type(spec).model_validate(spec.model_dump() | options), collective
+        return type(spec).model_validate(spec.model_dump() | given), collective
     except ValidationError as error:
         problem = error.errors()[0]
         fields = ", ".join(key for key in type(spec).model_fields if key != "kind")
@@ -78,6 +79,11 @@ def method(name: str, **options: object) -> tuple[CompressorSpec, str]:
             f"compressor {name}: {problem['loc'][0]} {problem['input']}: "
             f"{problem['msg'].lower()}; it has {fields or 'no options'}"
         ) from None
+
+
+def _read(value: object) -> object:
+    """Return a whole number written as text as a number: pydantic's literals ask so."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 METHODS: dict[str, tuple[CompressorSpec, str]] = {

@@ -92,3 +92,15 @@ def test_measured_cost_of_dense_copies_is_counted(build):
     profile = build.profile([1e-3] * 2, [1000, 1000], compression=costs)
     problem = pose(profile, build.network())
     assert problem.sendable_s.tolist() == pytest.approx([2e-3, 4e-3])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "text", "value"),
+    [
+        ("qsgd", "bits", "2", 2),
+        ("vgc", "alpha", "2", 2.0),
+        ("topk", "density", "1e-3", 1e-3),
+    ],
+)
+def test_an_option_may_be_given_as_text(name, field, text, value):
+    assert getattr(method(name, **{field: text})[0], field) == value

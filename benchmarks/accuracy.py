@@ -1,0 +1,405 @@
+"""Compressed training beside dense: held-out accuracy, every method, several seeds.
+
+Profiles and solves with the real commands, one plan a method, then trains each plan
+from the same initial parameters on the same batches for the same number of steps::
+
+    python -m comm_plan.benchmarks.accuracy tune digits       # tau of Strom and hybrid
+    python -m comm_plan.benchmarks.accuracy measure digits
+    python -m comm_plan.benchmarks.accuracy measure char-lm
+    python -m comm_plan.benchmarks.accuracy table
+
+The ranks are processes of this host, on gloo with one thread each. They start once for
+each seed and train the plans one after the other, each with a fresh workload, by the
+function that ``comm-plan train`` calls. Every finished run is added to
+``results/accuracy-WORKLOAD.json`` at once, and runs found there are not run again.
+``table`` writes ``results/accuracy.md``.
+
+Plans are for a 1 Gbit/s network of the document below, whatever joins the ranks here;
+it decides the densities of LAGS. Which tensors travel together changes no method's
+result: each works tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from comm_plan.collectives.connect import connect
+from comm_plan.collectives.launch import run_local
+from comm_plan.plans import CollectiveCost, Fit, Network, Plan, RunRecord, Segment
+from comm_plan.runtime.trainer import GTOPK_WARMUP, Options, train
+from comm_plan.runtime.workloads import load
+from comm_plan.runtime.workloads.base import Workload
+
+RANKS = 4
+STEPS = {"digits": 220, "char-lm": 200}
+SEEDS = (0, 1, 2)
+TUNING_SEED = 100  # none of SEEDS
+TAUS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
+TUNED: dict[tuple[str, str], float] = {}
+RESULTS = Path(__file__).parent / "results"
+
+GIGABIT = Network(
+    backend="gloo",
+    world_size=RANKS,
+    collectives={
+        "point_to_point": CollectiveCost(
+            fit=Fit(
+                segments=(
+                    Segment(from_nbytes=0, alpha_s=50e-6, beta_s_per_byte=1 / 117e6),
+                )
+            )
+        )
+    },
+)
+"""1 Gbit/s at 94 % of the line; the planner builds the collectives from it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and how it is trained.
+
+    Attributes:
+        solve: options of ``comm-plan solve``.
+        warmup: ``--density-warmup`` of ``comm-plan train``.
+        workload: instead of the built-in one, in ``comm-plan train`` too.
+    """
+
+    solve: tuple[str, ...]
+    warmup: tuple[float, ...] = ()
+    workload: str | None = None
+
+
+def forced(compressor: str, **options: float) -> tuple[str, ...]:
+    """Return the options of ``solve`` for one compressor everywhere."""
+    pairs = [word for k, v in options.items() for word in ("--set", f"{k}={v}")]
+    return ("--compressor", compressor, *pairs)
+
+
+def digits_without_momentum() -> Workload:
+    """Return ``digits`` for momentum correction, which replaces the optimizer's."""
+    return replace(load("digits"), optimizer=partial(torch.optim.SGD, lr=0.05))
+
+
+def variants(workload: str) -> dict[str, Variant]:
+    """Return everything to train on ``workload``, by name; dense is the first."""
+    sparse = {
+        "topk 1 %": forced("topk"),
+        "gtopk 1 %": forced("gtopk"),
+        "lags, c <= 100": ("--solver", "lags", "--max-ratio", "100"),
+        "lags, c <= 1000": ("--solver", "lags"),
+    }
+    plain = {
+        "dense": (),
+        "fp16": forced("fp16"),
+        "bf16": forced("bf16"),
+        "qsgd 4 bits": forced("qsgd", bits=4),
+        "qsgd 3 bits": forced("qsgd", bits=3),
+        "qsgd 2 bits": forced("qsgd", bits=2),
+        "terngrad": forced("terngrad"),
+        "terngrad-allreduce": forced("terngrad-allreduce"),
+        "terngrad, no clipping": forced("terngrad", clip=0),
+        **sparse,
+        "vgc alpha 1": forced("vgc", alpha=1),
+        "vgc alpha 1.5": forced("vgc", alpha=1.5),
+        "vgc alpha 2": forced("vgc", alpha=2),
+        **{
+            f"{kind} tau {tau}": forced(kind, tau=tau)
+            for (kind, of), tau in TUNED.items()
+            if of == workload
+        },
+    }
+    warmed = {
+        f"{name}, warm-up": Variant(solve, GTOPK_WARMUP)
+        for name, solve in sparse.items()
+    }
+    return {name: Variant(solve) for name, solve in plain.items()} | warmed | _corrected(
+        workload
+    )
+
+
+def _corrected(workload: str) -> dict[str, Variant]:
+    """Return DGC's momentum correction; it is made for momentum SGD, not for Adam."""
+    if workload != "digits":
+        return {}
+    without = f"{__spec__.name}:{digits_without_momentum.__name__}"
+    found = {}
+    for kind in ("topk", "gtopk"):
+        solve = forced(kind, momentum_correction=0.9)
+        name = f"{kind} 1 %, momentum correction"
+        found[name] = Variant(solve, (), without)
+        found[f"{name}, warm-up"] = Variant(solve, GTOPK_WARMUP, without)
+    return found
+
+
+def tuning_variants() -> dict[str, Variant]:
+    """Return Strom and hybrid at every tau tried."""
+    return {
+        f"{kind} tau {tau}": Variant(forced(kind, tau=tau))
+        for kind in ("strom", "hybrid")
+        for tau in TAUS
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training run.
+
+    ``compressed_ratio`` leaves out the buckets that the plan keeps dense.
+    """
+
+    variant: str
+    seed: int
+    metric: str
+    value: float
+    steps: int
+    dense_nbytes: float
+    message_nbytes: float
+    compressed_ratio: float
+    history: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Dense bytes over message bytes of a mean step."""
+        return self.dense_nbytes / self.message_nbytes
+
+
+def summarised(variant: str, record: RunRecord) -> Run:
+    """Return what the table needs of a run record."""
+    assert record.traffic is not None
+    last = record.evaluations[-1]
+    sent = [b for b in record.traffic.buckets if b.kind != "dense"]
+    sent = sent or list(record.traffic.buckets)
+    return Run(
+        variant=variant,
+        seed=record.seed,
+        metric=last.metric,
+        value=last.value,
+        steps=record.steps,
+        dense_nbytes=record.traffic.dense_nbytes,
+        message_nbytes=record.traffic.message_nbytes,
+        compressed_ratio=sum(b.dense_nbytes for b in sent)
+        / sum(b.message_nbytes for b in sent),
+        history=[evaluation.value for evaluation in record.evaluations],
+    )
+
+
+# Measuring
+
+
+def measure(
+    workload: str, chosen: dict[str, Variant], seeds: Sequence[int], file: Path
+) -> None:
+    """Train what ``file`` does not hold yet, and add it there."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        solve_all(workload, chosen, folder)
+        keep_plans(chosen, folder, file)
+        for seed in seeds:
+            done = {run.variant for run in load_runs(file) if run.seed == seed}
+            left = [name for name in chosen if name not in done]
+            jobs = [
+                {
+                    "variant": name,
+                    "workload": chosen[name].workload or workload,
+                    "plan": str(plan_path(folder, list(chosen).index(name))),
+                    "options": {
+                        "steps": STEPS[workload],
+                        "seed": seed,
+                        "density_warmup": chosen[name].warmup,
+                    },
+                }
+                for name in left
+            ]
+            (folder / "jobs.json").write_text(json.dumps(jobs))
+            argv = [sys.executable, "-m", __spec__.name, "ranks"]
+            code = run_local([*argv, str(folder / "jobs.json"), str(file)], RANKS)
+            if code:
+                sys.exit(code)
+
+
+def solve_all(workload: str, chosen: dict[str, Variant], folder: Path) -> None:
+    """Profile ``workload`` and write a plan for each variant, by the commands."""
+    network, profile = folder / "network.json", folder / "profile.json"
+    GIGABIT.save(network)
+    comm_plan("profile", workload, "-o", profile, "--iterations", "20")
+    for number, variant in enumerate(chosen.values()):
+        output = plan_path(folder, number)
+        comm_plan("solve", profile, network, "-o", output, *variant.solve)
+
+
+def plan_path(folder: Path, number: int) -> Path:
+    """Return where the plan of variant ``number`` is."""
+    return folder / f"plan-{number}.json"
+
+
+def comm_plan(*arguments: object) -> None:
+    """Run a command."""
+    argv = [sys.executable, "-m", "comm_plan.cli", *map(str, arguments)]
+    subprocess.run(argv, check=True, stderr=subprocess.PIPE)
+
+
+def ranks(jobs: Path, file: Path) -> None:
+    """Be one rank: do every job; rank 0 adds the runs to ``file``."""
+    torch.set_num_threads(1)
+    with connect("gloo") as transport:
+        for job in json.loads(jobs.read_text()):
+            options = Options(**job["options"])
+            workload = load(job["workload"], seed=options.seed)
+            record = train(workload, Plan.load(job["plan"]), transport, options)
+            if transport.rank == 0:
+                run = summarised(job["variant"], record)
+                add_run(run, file)
+                print(f"{run.variant:40} {run.seed:3} {run.value:.4f} {run.ratio:7.1f}"
+                      f" {sum(record.iterations_s):5.1f} s", flush=True)  # fmt: skip
+
+
+# The results file
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return what ``file`` holds, also if it is not there yet."""
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    return {"network": GIGABIT.model_dump(mode="json"), "plans": {}, "runs": []}
+
+
+def load_runs(file: Path) -> list[Run]:
+    """Return the finished runs."""
+    return [Run(**run) for run in read(file)["runs"]]
+
+
+def add_run(run: Run, file: Path) -> None:
+    """Write ``run`` behind the others."""
+    found = read(file)
+    found["runs"].append(asdict(run))
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def keep_plans(chosen: dict[str, Variant], folder: Path, file: Path) -> None:
+    """Write how each variant compresses what, for the record."""
+    found = read(file)
+    for number, name in enumerate(chosen):
+        buckets = Plan.load(plan_path(folder, number)).buckets
+        found["plans"][name] = [bucket.model_dump(mode="json") for bucket in buckets]
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+# The table
+
+
+def table(workload: str, runs: Sequence[Run]) -> list[str]:
+    """Return the lines of a Markdown table, in the order of :func:`variants`."""
+    by_name = {
+        name: [run for run in runs if run.variant == name]
+        for name in variants(workload)
+    }
+    dense = mean(run.value for run in by_name["dense"])
+    metric = by_name["dense"][0].metric
+    lines = [
+        f"| method | {metric}: mean | range | to dense | ratio | compressed part |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in by_name.items():
+        if not found:
+            continue
+        values = [run.value for run in found]
+        ratio = mean(run.ratio for run in found)
+        part = mean(run.compressed_ratio for run in found)
+        lines.append(
+            f"| {name} | {shown(metric, mean(values))} "
+            f"| {shown(metric, min(values))} to {shown(metric, max(values))} "
+            f"| {difference(metric, mean(values) - dense)} "
+            f"| {ratio:.3g} | {part:.3g} |"
+        )
+    return lines
+
+
+def shown(metric: str, value: float) -> str:
+    """Return ``value`` for people."""
+    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.3f}"
+
+
+def difference(metric: str, value: float) -> str:
+    """Return a difference from dense for people."""
+    return f"{100 * value:+.2f} pp" if metric == "accuracy" else f"{value:+.3f}"
+
+
+def write_table() -> None:
+    """Write ``accuracy.md`` from the results files."""
+    text = [f"# Compressed training beside dense, {RANKS} ranks", ""]
+    for workload in STEPS:
+        runs = load_runs(results_file(workload))
+        seeds = sorted({run.seed for run in runs})
+        text += [f"## {workload}: {STEPS[workload]} steps, seeds {seeds}", ""]
+        text += [*table(workload, runs), ""]
+        text += [*tuning_table(workload), ""]
+    text += [
+        "Mean and range are over the seeds. Ratio: float32 bytes of all gradients over "
+        "the bytes of a rank's message, mean over the steps, warm-up included; the last "
+        "column leaves out what the plan keeps dense.",
+        "",
+    ]
+    (RESULTS / "accuracy.md").write_text("\n".join(text))
+    print("\n".join(text))
+
+
+def tuning_table(workload: str) -> list[str]:
+    """Return the taus that were tried, with seed ``TUNING_SEED``."""
+    runs = load_runs(results_file(f"tuning-{workload}"))
+    lines = [f"Tuning of tau, seed {TUNING_SEED}:", "", "| method | value | ratio |"]
+    lines.append("|---|---:|---:|")
+    for run in runs:
+        lines.append(
+            f"| {run.variant} | {shown(run.metric, run.value)} | {run.ratio:.3g} |"
+        )
+    return lines
+
+
+def results_file(name: str) -> Path:
+    """Return where the runs of a workload are kept."""
+    return RESULTS / f"accuracy-{name}.json"
+
+
+def main() -> None:
+    """Do one of: tune, measure, table; ``ranks`` is for the started processes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("tune", "measure"):
+        sub = verbs.add_parser(verb)
+        sub.add_argument("workload", choices=STEPS)
+        sub.add_argument("--only", help="variants whose name contains this")
+    verbs.add_parser("table")
+    sub = verbs.add_parser("ranks")
+    sub.add_argument("jobs", type=Path)
+    sub.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "ranks":
+        ranks(arguments.jobs, arguments.file)
+        return
+    if arguments.verb == "table":
+        write_table()
+        return
+    name = arguments.workload
+    tuning = arguments.verb == "tune"
+    chosen = tuning_variants() if tuning else variants(name)
+    only = arguments.only or ""
+    chosen = {key: value for key, value in chosen.items() if only in key}
+    file = results_file(f"tuning-{name}" if tuning else name)
+    measure(name, chosen, [TUNING_SEED] if tuning else SEEDS, file)
+
+
+if __name__ == "__main__":
+    main()
