@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := hypothesis import-linter mypy pre-commit pytest pytest-timeout ruff
 
-.PHONY: demo test lint format schemas bench docs clean
+.PHONY: demo test lint format schemas bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

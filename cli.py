@@ -453,6 +453,8 @@ def demo(
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    # Torch warns about host names that cannot be resolved, on every rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         app()
     except KeyboardInterrupt:

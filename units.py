@@ -39,9 +39,10 @@ def ticks(end_s: float, at_most: int) -> list[tuple[float, str]]:
         at_most: how many ticks there is room for after the one at 0, two or more.
     """
     power = 10.0 ** math.floor(math.log10(end_s / at_most))
-    steps = (factor * power for factor in (1, 2, 5, 10))
-    step = next(step for step in steps if end_s / step < at_most + 1)
-    count = math.floor(end_s / step * (1 + 1e-9))
+    for step in (factor * power for factor in (1, 2, 5, 10, 20)):
+        count = math.floor(end_s / step * (1 + 1e-9))
+        if count <= at_most:
+            break
     return [(i * step, _round_label(i * step)) for i in range(count + 1)]
 
 

@@ -55,9 +55,7 @@ class Fit(Value):
     @model_validator(mode="after")
     def _check(self) -> Self:
         starts = [segment.from_nbytes for segment in self.segments]
-        if starts[0] != 0 or any(
-            a >= b for a, b in pairwise(starts)
-        ):
+        if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             raise ValueError(
                 f"segments start at {starts}: the first must start at 0 and each "
                 "later one above the one before"

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from comm_plan import units
@@ -30,6 +30,7 @@ def test_bytes_are_decimal(value, text):
 
 
 @given(st.floats(1e-6, 1e3), st.integers(2, 20))
+@example(1.2, 5)
 def test_ticks_are_round_and_fit(end_s, at_most):
     found = [time_s for time_s, _ in units.ticks(end_s, at_most)]
     assert found[0] == 0
