@@ -1,0 +1,69 @@
+"""The real commands, run on emulated hosts."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from comm_plan.benchmarks.hosts import EmulatedHosts, supported
+
+
+def comm_plan(*arguments: object) -> list[str]:
+    """Return the command line of a verb."""
+    return module("comm_plan.cli", *arguments)
+
+
+def module(name: str, *arguments: object) -> list[str]:
+    """Return the command line that runs a module."""
+    return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def require_hosts() -> None:
+    """Exit in one line where this machine cannot have emulated hosts."""
+    reason = supported()
+    if reason is not None:
+        sys.exit(f"no emulated hosts here: {reason}")
+
+
+def run_all(
+    hosts: EmulatedHosts, argv: Sequence[str], timeout_s: float = 600
+) -> list[str]:
+    """Run ``argv`` on all hosts and return what each printed.
+
+    Raises:
+        RuntimeError: it failed on one.
+    """
+    results = hosts.run(argv, timeout_s=timeout_s)
+    for rank, result in enumerate(results):
+        if result.returncode:
+            raise RuntimeError(f"rank {rank}: {result.stderr[-2000:]}")
+    return [result.stdout for result in results]
+
+
+def solve(folder: Path, name: str, *options: object) -> Path:
+    """Return the plan that ``options`` make of the folder's documents."""
+    plan = folder / f"{name}.json"
+    documents = folder / "profile.json", folder / "network.json"
+    argv = comm_plan("solve", *documents, "-o", plan, *options)
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"plan {name}: {done.stderr[-2000:]}")
+    return plan
+
+
+def replay(
+    hosts: EmulatedHosts,
+    folder: Path,
+    plans: Mapping[str, Path],
+    *extra: object,
+    timeout_s: float = 600,
+) -> dict[str, list[float]]:
+    """Return the seconds of every iteration of every variant (``replay_rounds``)."""
+    named = [word for n, path in plans.items() for word in ("--plan", f"{n}={path}")]
+    output = folder / "times.json"
+    inputs = folder / "profile.json", output
+    argv = module("comm_plan.benchmarks.replay_rounds", *inputs, *named, *extra)
+    run_all(hosts, argv, timeout_s)
+    times: dict[str, list[float]] = json.loads(output.read_text())
+    return times
