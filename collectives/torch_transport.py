@@ -67,9 +67,9 @@ class TorchTransport(Transport):
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Gather the lengths, then messages padded to the longest.
 
-        Padding costs volume but hardly time: the longest message has to pass P - 1
-        links anyway, in a ring as in direct sends. And what was measured for
-        :meth:`all_gather` then predicts this call too.
+        On a limited link padding costs volume but little time: the longest message
+        has to pass P - 1 links anyway. Short messages pay for a second collective. In
+        return, what was measured for :meth:`all_gather` predicts this call too.
         """
         length = torch.tensor([tensor.numel()], dtype=torch.int64, device=self.device)
         lengths: list[int] = self.all_gather(length).flatten().tolist()
