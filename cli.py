@@ -431,7 +431,7 @@ def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     """Say what a profile, network, plan or run record holds."""
     from comm_plan.plans import load_document
 
-    for table in screen.tables(load_document(document)):
+    for table in screen.tables(load_document(document), every_collective=True):
         screen.show(table)
 
 
@@ -563,7 +563,7 @@ def _finish(document: Document, output: Path, json: bool) -> None:
     document.save(output)
     if json:
         print(document.to_json(), end="")
-    for table in screen.tables(document):
+    for table in screen.tables(document, every_collective=False):
         screen.show(table)
     screen.say(f"wrote {output}")
 

@@ -42,15 +42,23 @@ def say(line: str) -> None:
     console().print(line, highlight=False)
 
 
-def tables(document: Document) -> Iterator[Table]:
-    """Yield what ``document`` holds as tables."""
-    from comm_plan.commbench.table import table
+def tables(document: Document, *, every_collective: bool) -> Iterator[Table]:
+    """Yield what ``document`` holds as tables.
+
+    Args:
+        document: any.
+        every_collective: show each collective of a network size by size, not only
+            all-reduce.
+    """
+    from comm_plan.commbench.table import overview, table
     from comm_plan.plans import Network
     from comm_plan.report.tables import tables
 
     if isinstance(document, Network):
         for collective in document.collectives:
-            yield table(document, collective)
+            if every_collective or collective == "allreduce":
+                yield table(document, collective)
+        yield overview(document)
     else:
         yield from tables(document)
 

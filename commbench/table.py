@@ -46,6 +46,33 @@ def rows(network: Network, collective: str) -> Iterator[Row]:
         )
 
 
+def overview(network: Network) -> Table:
+    """Return one row per collective: start-up, bandwidth and quality of the fit."""
+    result = Table(
+        title=f"{network.world_size} ranks, {network.backend}", box=box.SIMPLE_HEAD
+    )
+    result.add_column("collective")
+    for name in ("start-up", "largest", "median", "busbw", "fit error"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for collective, cost in network.collectives.items():
+        *_, last = [None, *rows(network, collective)]
+        result.add_row(
+            collective,
+            units.seconds(cost.fit.segments[0].alpha_s) if cost.fit else "",
+            _bytes(last.sample.nbytes) if last else "",
+            units.seconds(last.sample.median_s) if last else "",
+            _rate(last.busbw) if last else "",
+            _error(cost.fit),
+        )
+    return result
+
+
+def _error(fit: Fit | None) -> str:
+    if fit is None or fit.median_error is None:
+        return ""
+    return units.percent(fit.median_error)
+
+
 def table(network: Network, collective: str) -> Table:
     """Return the rows of ``collective`` and its fit, to be printed with rich."""
     cost = network.collectives[collective]

@@ -83,8 +83,11 @@ def _traffic(record: RunRecord) -> Iterator[Row]:
         return
     sent = units.nbytes(traffic.message_nbytes)
     dense = units.nbytes(traffic.dense_nbytes)
-    ratio = units.times(traffic.compression_ratio)
-    yield "messages, per step", f"{sent} for {dense} of gradients, {ratio} compressed"
+    if traffic.message_nbytes == traffic.dense_nbytes:
+        yield "messages, per step", f"{sent}, the gradients as they are"
+    else:
+        ratio = units.times(traffic.compression_ratio)
+        yield "messages, per step", f"{sent} for {dense} of gradients: {ratio} less"
     if traffic.interface_tx_nbytes is not None:
         yield "network interfaces, per step", units.nbytes(traffic.interface_tx_nbytes)
 
