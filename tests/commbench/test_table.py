@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from comm_plan.commbench.bandwidth import algbw, busbw
-from comm_plan.commbench.table import rows, table
+from comm_plan.commbench.table import overview, rows, table
 from comm_plan.plans import CollectiveCost, Fit, Network, Sample, Segment
 
 FIT = Fit(
@@ -58,11 +58,20 @@ def test_a_row_holds_bandwidths_and_the_fit():
 
 def test_the_table_names_sizes_times_and_the_fit():
     text = shown(network("allreduce"), "allreduce")
-    for expected in ("1 MiB", "10 ms", "9 ms", "20 ms", "104.9 MB/s", "+14.9%"):
+    for expected in ("1 MiB", "10.0 ms", "9.00 ms", "20.0 ms", "105 MB/s", "+15%"):
         assert expected in text
-    assert "1 ms + 10 ns/B from 0 B; median error 3.0%" in text
+    assert "1.00 ms + 10 ns/B from 0 B; median error 3.0%" in text
+
+
+def test_the_overview_has_a_row_for_every_collective():
+    console = Console(file=io.StringIO(), width=120)
+    console.print(overview(network("gtopk", samples=False)))
+    console.print(overview(network("allreduce", fit=None)))
+    text = console.file.getvalue()
+    for expected in ("gtopk", "1.00 ms", "3.00 %", "allreduce", "1 MiB", "157 MB/s"):
+        assert expected in text
 
 
 def test_a_network_may_lack_fit_or_samples():
     assert "not fitted" in shown(network("gtopk", fit=None), "gtopk")
-    assert "1 ms + 10 ns/B" in shown(network("gtopk", samples=False), "gtopk")
+    assert "1.00 ms + 10 ns/B" in shown(network("gtopk", samples=False), "gtopk")
