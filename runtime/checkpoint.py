@@ -10,25 +10,25 @@ random states differ from rank to rank::
 It is written under another name and renamed once every rank has written its part, so a
 run that is killed while writing leaves the checkpoint before. Without a file system
 that all hosts share, every host holds its own ranks' files; the common part comes from
-rank 0.
+rank 0, and a run resumes from the newest checkpoint that all hosts have.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
+import pickle
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from comm_plan.collectives.transport import Transport
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans.document import make_folder
+from comm_plan.runtime import randomness
 from comm_plan.runtime.engine import Engine
 
 KEEP = 2  # newest checkpoints; one is not enough if the disk fills while writing
@@ -57,7 +57,20 @@ class Checkpoints:
     def __init__(self, folder: Path, transport: Transport) -> None:
         self._folder = folder
         self._transport = transport
+        self._newest_step: int | None = None
         make_folder(folder)
+
+    def refuse_used(self) -> None:
+        """Check that no other run's checkpoints are here, to be mixed up with.
+
+        Raises:
+            InputError: there are some.
+        """
+        if self._all():
+            raise InputError(
+                f"{self._folder}: holds checkpoints of another run: --resume it, or "
+                "give another folder"
+            )
 
     def save(
         self,
@@ -65,16 +78,27 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
+        epoch_random: randomness.States,
     ) -> None:
-        """Write a checkpoint and remove the oldest.
+        """Write a checkpoint, unless this step has one, and remove the oldest.
+
+        Args:
+            progress: how far the run has come.
+            model: the model.
+            optimizer: its optimizer.
+            engine: the engine.
+            epoch_random: the global random numbers as they were when the epoch began.
 
         Raises:
             OutputError: it cannot be written.
         """
+        if progress.step == self._newest_step:
+            return
         content: dict[str, Any] = {
             "world_size": self._transport.world_size,
             "engine": engine.state_dict(),
-            "random": _random_states(),
+            "random": randomness.states(),
+            "epoch_random": epoch_random,
         }
         if self._transport.rank == 0:
             content["progress"] = vars(progress)
@@ -89,42 +113,65 @@ class Checkpoints:
             raise OutputError(f"{partial}: cannot be written: {error}") from None
         self._transport.barrier()
         # Ranks of one host race for the rename: the first one does it for all.
-        with contextlib.suppress(FileNotFoundError, OSError):
+        with suppress(FileNotFoundError):
             partial.rename(target)
         self._transport.barrier()
+        self._newest_step = progress.step
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine
-    ) -> Progress:
-        """Restore the newest checkpoint.
+    ) -> tuple[Progress, randomness.States]:
+        """Restore the newest checkpoint; unfinished and newer ones are removed.
+
+        Returns:
+            How far the run had come, and the ``epoch_random`` that was saved.
 
         Raises:
-            InputError: there is none, or it is of another world size.
+            InputError: there is none, it cannot be read, or it is of another world
+                size.
         """
-        found = self._all()
-        newest = self._transport.broadcast_object(found[-1].name if found else None)
-        if newest is None:
-            raise InputError(f"{self._folder}: no checkpoint to resume from")
-        path = self._folder / newest / self._rank_file
-        try:
-            content = torch.load(path, weights_only=False)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-        if content["world_size"] != self._transport.world_size:
-            raise InputError(
-                f"{path}: written by {content['world_size']} ranks, this run has "
-                f"{self._transport.world_size}: resume with as many"
-            )
+        content = self._read(self._newest() / self._rank_file)
         names = ("progress", "model", "optimizer")
         common = {name: content.get(name) for name in names}
         common = self._transport.broadcast_object(common)
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])
         engine.load_state_dict(content["engine"])
-        _restore_random_states(content["random"])
-        return Progress(**common["progress"])
+        randomness.restore(content["random"])
+        progress = Progress(**common["progress"])
+        self._newest_step = progress.step
+        return progress, content["epoch_random"]
+
+    def _newest(self) -> Path:
+        """Return the newest checkpoint that all ranks have, and remove what is newer.
+
+        That is what a run left that was killed while it wrote: unfinished everywhere,
+        or finished on some hosts only.
+        """
+        mine = {path.name for path in self._all()}
+        common: set[str] = set.intersection(*self._transport.gather_objects(mine))
+        if not common:
+            raise InputError(f"{self._folder}: no checkpoint to resume from")
+        newest = max(common)
+        for path in self._folder.glob("step-*"):
+            if path.name > newest:
+                shutil.rmtree(path, ignore_errors=True)
+        return self._folder / newest
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = torch.load(path, weights_only=False)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{path}: cannot be read: {reason}") from None
+        if content["world_size"] != self._transport.world_size:
+            raise InputError(
+                f"{path}: written by {content['world_size']} ranks, this run has "
+                f"{self._transport.world_size}: resume with as many"
+            )
+        return content
 
     @property
     def _rank_file(self) -> str:
@@ -134,22 +181,3 @@ class Checkpoints:
         return sorted(
             path for path in self._folder.glob("step-*") if path.suffix != ".partial"
         )
-
-
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])

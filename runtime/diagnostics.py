@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
-from comm_plan.plans import TopK, selected
+from comm_plan.plans import TopK, check_writable, selected
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
 
@@ -62,8 +63,9 @@ def writer(path: Path, every: int) -> Watcher:
 
     Raises:
         InputError: TensorBoard is asked for and not installed.
-        OutputError: the file cannot be written.
+        OutputError: the file cannot be written; later, it no longer can.
     """
+    _check(path)
     sinks: list[Callable[[int, Figures], None]] = []
 
     def watch(event: Event, engine: Engine) -> None:
@@ -76,6 +78,17 @@ def writer(path: Path, every: int) -> Watcher:
             sinks[0](event.step, figures)
 
     return watch
+
+
+def _check(path: Path) -> None:
+    """Fail now, before the training, if nothing could be written to ``path``."""
+    if path.suffix == ".jsonl":
+        check_writable(path)
+    elif find_spec("tensorboard") is None:
+        raise InputError(
+            "TensorBoard is not installed: pip install 'comm-plan[tensorboard]', or "
+            "give a file that ends in .jsonl"
+        )
 
 
 def _densities(spec: object, tensors: int) -> tuple[float, ...] | None:
@@ -104,13 +117,8 @@ def _json_lines(path: Path) -> Callable[[int, Figures], None]:
 
 
 def _tensorboard(path: Path) -> Callable[[int, Figures], None]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "TensorBoard is not installed: pip install 'comm-plan[tensorboard]', or "
-            "give a file that ends in .jsonl"
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     board = SummaryWriter(str(path))
 
     def write(step: int, figures: Figures) -> None:

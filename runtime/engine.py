@@ -155,11 +155,16 @@ class Engine:
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for bucket in self._buckets:
             tensors.update(bucket.state())
-        return {"step": self.step, "tensors": tensors}
+        return {
+            "step": self.step,
+            "skipped_steps": self.skipped_steps,
+            "tensors": tensors,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan."""
         self.step = state["step"]
+        self.skipped_steps = state["skipped_steps"]
         for bucket in self._buckets:
             bucket.load_state(state["tensors"])
         self._begin_step()

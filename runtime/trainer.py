@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from comm_plan.plans import (
     Traffic,
 )
 from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.runtime import randomness
 from comm_plan.runtime.bucket import Bucket
 from comm_plan.runtime.checkpoint import Checkpoints, Progress
 from comm_plan.runtime.engine import Engine, OnNonFinite
@@ -70,7 +72,8 @@ class Options:
         steps: stop after so many steps in all, whatever ``epochs`` says.
         seed: of data order, dropout and stochastic compressors.
         checkpoint: folder for checkpoints; None: none are written.
-        checkpoint_every: steps between two checkpoints; 0: at the end of each epoch.
+        checkpoint_every: steps between two checkpoints, beside those at the end of
+            each epoch and of the run; 0: no others.
         resume: go on from the newest checkpoint.
         on_nonfinite: see :class:`Engine`.
         find_unused_parameters: see :class:`Engine`.
@@ -113,7 +116,7 @@ def train(
         NonFiniteError: a gradient held inf or NaN and ``on_nonfinite`` is ``stop``.
         CollectiveError: a collective failed or timed out.
     """
-    torch.manual_seed(options.seed * transport.world_size + transport.rank)
+    randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())
     engine = Engine(
@@ -124,8 +127,8 @@ def train(
         on_nonfinite=options.on_nonfinite,
         find_unused_parameters=options.find_unused_parameters,
     )
-    run = _Run(workload, transport, options, model, optimizer, engine)
     try:
+        run = _Run(workload, transport, options, model, optimizer, engine)
         run.go()
         return run.record(plan)
     finally:
@@ -151,13 +154,22 @@ class _Run:
         self.optimizer = optimizer
         self.engine = engine
         self.progress = Progress()
+        self.epoch_random = randomness.states()
         self.log = _Log()
         self.checkpoints = (
             Checkpoints(options.checkpoint, transport) if options.checkpoint else None
         )
-        if options.resume and self.checkpoints:
-            self.progress = self.checkpoints.load(model, optimizer, engine)
+        if self.checkpoints:
+            self._resume_or_begin(self.checkpoints)
         self.first_tx_nbytes = _interface_tx_nbytes()
+
+    def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
+        if self.options.resume:
+            self.progress, self.epoch_random = checkpoints.load(
+                self.model, self.optimizer, self.engine
+            )
+        else:
+            checkpoints.refuse_used()
 
     def go(self) -> None:
         """Train to the end."""
@@ -165,13 +177,10 @@ class _Run:
             self._warm_up(epoch)
             for loss, seconds in self._steps(epoch):
                 self._watch(epoch, loss, seconds)
-            if self.progress.epoch == epoch:  # stopped by the number of steps
-                self._evaluate(epoch)
-                break
             self._evaluate(epoch)
             self._checkpoint()
-        if self.options.checkpoint_every:
-            self._checkpoint()
+            if self._enough():
+                break
 
     def record(self, plan: Plan) -> RunRecord:
         """Return what happened; a collective call."""
@@ -212,14 +221,31 @@ class _Run:
 
     def _steps(self, epoch: int) -> Iterator[tuple[float, float]]:
         """Do the rest of an epoch; yield loss and seconds of each step."""
-        batches = self.workload.batches(
-            self.transport.rank, self.transport.world_size, epoch, self.options.seed
-        )
-        for batch in itertools.islice(batches, self.progress.batch, None):
+        for batch in self._rest_of_data(epoch):
             yield self._step(batch)
             if self._enough():
                 return
         self.progress = replace(self.progress, epoch=epoch + 1, batch=0)
+
+    def _rest_of_data(self, epoch: int) -> Iterator[Any]:
+        """Return the batches of an epoch that are not done yet.
+
+        After a resume the others are passed over. Whatever random numbers the data
+        draws meanwhile were drawn before: as when the epoch began, and once only.
+        """
+        ranks, seed = self.transport, self.options.seed
+        of_epoch = partial(
+            self.workload.batches, ranks.rank, ranks.world_size, epoch, seed
+        )
+        done = self.progress.batch
+        if not done:
+            self.epoch_random = randomness.states()
+            return of_epoch()
+        with randomness.kept():
+            randomness.restore(self.epoch_random)
+            batches = iter(of_epoch())
+            next(itertools.islice(batches, done, done), None)
+        return batches
 
     def _step(self, batch: Any) -> tuple[float, float]:
         start = time.perf_counter()
@@ -259,7 +285,8 @@ class _Run:
         if self.transport.rank != 0:
             return
         self.model.eval()
-        result = self.workload.evaluate(self.model)
+        with randomness.kept():
+            result = self.workload.evaluate(self.model)
         self.model.train()
         if result is not None:
             metric, value = result
@@ -272,7 +299,11 @@ class _Run:
     def _checkpoint(self) -> None:
         if self.checkpoints:
             self.checkpoints.save(
-                self.progress, self.model, self.optimizer, self.engine
+                self.progress,
+                self.model,
+                self.optimizer,
+                self.engine,
+                self.epoch_random,
             )
 
     def _floor(self, epoch: int) -> float:

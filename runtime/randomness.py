@@ -1,0 +1,51 @@
+"""The global random numbers: of Python, NumPy and PyTorch, seeded and kept together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+States = dict[str, Any]
+
+
+def seed_all(seed: int) -> None:
+    """Seed every global generator."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def states() -> States:
+    """Return the states of all global generators."""
+    found: States = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def restore(states: States) -> None:
+    """Bring all global generators back to ``states``."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Bring all global generators back to where they were, at the end of the block."""
+    before = states()
+    try:
+        yield
+    finally:
+        restore(before)

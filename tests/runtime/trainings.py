@@ -1,0 +1,109 @@
+"""Small trainings for tests: a tiny model, its data, and plans of every method."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from comm_plan.plans import (
+    Bf16,
+    Bucket,
+    Dense,
+    Fp16,
+    Hybrid,
+    Plan,
+    PlannedModel,
+    Qsgd,
+    Strom,
+    TernGrad,
+    TopK,
+    Vgc,
+)
+from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.runtime.workloads.base import Workload
+from comm_plan.runtime.workloads.data import cross_entropy, shards
+
+METHODS = {
+    "dense": (Dense(), "allreduce"),
+    "fp16": (Fp16(), "allreduce"),
+    "bf16": (Bf16(), "allreduce"),
+    "terngrad by allgather": (TernGrad(), "allgather"),
+    "terngrad by allreduce": (TernGrad(), "allreduce"),
+    "topk": (TopK(density=0.1), "allgather"),
+    "gtopk": (TopK(density=0.1), "gtopk"),
+    "gtopk with momentum correction": (
+        TopK(density=0.1, momentum_correction=0.9, clip_norm=1.0),
+        "gtopk",
+    ),
+    "vgc": (Vgc(), "allgather"),
+    "strom": (Strom(tau=0.02), "allgather"),
+    "hybrid": (Hybrid(tau=0.02), "allgather"),
+    "qsgd 2": (Qsgd(bits=2), "allgather"),
+    "qsgd 4": (Qsgd(bits=4), "allgather"),
+}
+FEATURES, CLASSES, BATCH = 12, 5, 4
+EPOCH_STEPS = 5
+
+
+def net(*layers):
+    """A model with the same parameters on every thread, whatever others draw."""
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 16), *layers, nn.ReLU(), nn.Linear(16, CLASSES)
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return model
+
+
+def workload(model=None, world_size=2, **changes):
+    """A workload of ``EPOCH_STEPS`` steps an epoch for ``world_size`` ranks."""
+    generator = torch.Generator().manual_seed(1)
+    samples = EPOCH_STEPS * world_size * BATCH + 1
+    inputs = torch.randn(samples, FEATURES, generator=generator)
+    labels = torch.randint(CLASSES, (samples,), generator=generator)
+    made = Workload(
+        name="tiny",
+        model=model or net(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        batch_size=BATCH,
+        batches=shards(inputs, labels, batch_size=BATCH),
+        loss=cross_entropy,
+        epochs=2,
+    )
+    return replace(made, **changes)
+
+
+def plan_for(model, world_size, spec=None, collective="allreduce", per_bucket=2):
+    """A plan of buckets of ``per_bucket`` tensors, all of one method."""
+    names = tuple(trainable(model))[::-1]
+    starts = range(0, len(names), per_bucket)
+    groups = [names[start : start + per_bucket] for start in starts]
+    spec = spec or Dense()
+    return Plan(
+        solver="hand",
+        model=PlannedModel(name="tiny", fingerprint=model_fingerprint(model)),
+        world_size=world_size,
+        backend="gloo",
+        buckets=tuple(
+            Bucket(tensors=group, compressor=spec, collective=collective)
+            for group in groups
+        ),
+    )
+
+
+class Killed(Exception):
+    """The end of a run in the middle."""
+
+
+def dying(workload, epoch, batch):
+    """The same workload; its data kills the run before ``batch`` of ``epoch``."""
+
+    def batches(rank, world_size, current, seed):
+        data = workload.batches(rank, world_size, current, seed)
+        for number, one in enumerate(data):
+            if (current, number) == (epoch, batch):
+                raise Killed
+            yield one
+
+    return replace(workload, batches=batches)
