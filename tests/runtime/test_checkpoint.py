@@ -1,0 +1,181 @@
+"""Checkpoints: whole or not there, on one file system or on several."""
+
+import pytest
+import torch
+
+from comm_plan.collectives.local_transport import LocalTransport
+from comm_plan.errors import CollectiveError, InputError, OutputError
+from comm_plan.plans import TopK
+from comm_plan.runtime.checkpoint import KEEP
+from comm_plan.runtime.trainer import Options, train
+from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.runtime.trainings import (
+    EPOCH_STEPS,
+    Killed,
+    dying,
+    net,
+    plan_for,
+    workload,
+)
+
+
+def run(folder, steps, transport=None, *, resume=False, every=1, dies=None):
+    transport = transport or LocalTransport()
+    size = transport.world_size
+    training = workload(world_size=size)
+    if dies:
+        training = dying(training, *dies)
+    plan = plan_for(net(), size, TopK(density=0.1), "allgather")
+    options = Options(
+        steps=steps, checkpoint=folder, checkpoint_every=every, resume=resume
+    )
+    return train(training, plan, transport, options)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_two_newest_are_kept(tmp_path):
+    run(tmp_path, 4)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    assert KEEP == 2
+
+
+def test_the_end_of_an_epoch_and_of_the_run_are_saved_once(tmp_path):
+    run(tmp_path, EPOCH_STEPS + 1, every=0)
+    assert names(tmp_path) == [
+        f"step-{step:08d}" for step in (EPOCH_STEPS, EPOCH_STEPS + 1)
+    ]
+
+
+class DyingTransport(LocalTransport):
+    """Ends the run at one of its barriers, which `save` has two of."""
+
+    def __init__(self, barriers):
+        super().__init__()
+        self.barriers = barriers
+
+    def barrier(self):
+        self.barriers -= 1
+        if self.barriers == 0:
+            raise Killed
+
+
+def test_a_run_killed_while_writing_resumes_from_the_checkpoint_before(tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "a", 4, DyingTransport(5))  # the first of step 3
+    assert names(tmp_path / "a") == [
+        "step-00000001", "step-00000002", "step-00000003.partial"
+    ]  # fmt: skip
+    resumed = run(tmp_path / "a", 4, resume=True)
+    whole = run(tmp_path / "b", 4)
+    assert len(resumed.iterations_s) == 2
+    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert names(tmp_path / "a") == names(tmp_path / "b")
+
+
+def test_an_unfinished_file_of_another_step_is_removed(tmp_path):
+    run(tmp_path, 2)
+    leftover = tmp_path / "step-00000009.partial"
+    leftover.mkdir()
+    (leftover / "rank-00000.pt").write_bytes(b"half a file")
+    run(tmp_path, 3, resume=True)
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_hosts_without_a_common_file_system_hold_their_own_ranks_files(tmp_path):
+    """Each rank has a folder of its own here, as hosts would."""
+
+    def rank(transport, steps, resume):
+        return run(tmp_path / str(transport.rank), steps, transport, resume=resume)
+
+    run_ranks(2, rank, 3, False)
+    for own in (0, 1):
+        files = [path.name for path in (tmp_path / str(own)).glob("step-*/*")]
+        assert set(files) == {f"rank-{own:05d}.pt"}
+    resumed = run_ranks(2, rank, 7, True)
+    whole = run_ranks(2, lambda t: run(tmp_path / f"whole-{t.rank}", 7, t))
+    assert {r.parameters_sha256 for r in resumed} == {whole[0].parameters_sha256}
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_hosts_resume_from_the_newest_checkpoint_that_all_have(tmp_path, behind):
+    """One host was killed before it renamed; the other had renamed already."""
+
+    def rank(transport, steps, resume):
+        return run(tmp_path / str(transport.rank), steps, transport, resume=resume)
+
+    run_ranks(2, rank, 3, False)
+    newest = tmp_path / str(behind) / "step-00000003"
+    newest.rename(newest.with_suffix(".partial"))
+    records = run_ranks(2, rank, 7, True)
+    whole = run_ranks(2, lambda t: run(tmp_path / f"whole-{t.rank}", 7, t))
+    assert [len(record.iterations_s) for record in records] == [5, 5]
+    assert records[0].parameters_sha256 == whole[0].parameters_sha256
+    for folder in (tmp_path / "0", tmp_path / "1"):
+        assert names(folder) == ["step-00000006", "step-00000007"]
+
+
+def test_nothing_to_resume_from_is_said(tmp_path):
+    with pytest.raises(InputError, match=r"no checkpoint to resume from$"):
+        run(tmp_path, 2, resume=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_world_size_is_refused_on_rank_0(tmp_path, ranks):
+    run_ranks(2, lambda transport: run(tmp_path, 2, transport))
+
+    def rank(transport):
+        with pytest.raises((InputError, CollectiveError)) as caught:
+            run(tmp_path, 3, transport, resume=True)
+        if transport.rank == 0:
+            assert f"written by 2 ranks, this run has {ranks}" in str(caught.value)
+
+    run_ranks(ranks, rank)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "absent", "foreign"])
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, damage):
+    run(tmp_path, 1)
+    file = tmp_path / "step-00000001" / "rank-00000.pt"
+    whole = file.read_bytes()
+    if damage == "absent":
+        file.unlink()
+    else:
+        content = {"cut": whole[:1000], "empty": b"", "foreign": b"hello"}[damage]
+        file.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        run(tmp_path, 2, resume=True)
+    assert str(caught.value).startswith(f"{file}: cannot be read: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_new_run_is_kept_apart_from_an_old_one(tmp_path):
+    """Else it would resume from the old one's later steps."""
+    run(tmp_path, 3)
+    with pytest.raises(InputError, match="holds checkpoints of another run"):
+        run(tmp_path, 1)
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "step-00000001.partial").write_text("in the way")
+    with pytest.raises(OutputError, match=r"step-00000001\.partial: cannot be written"):
+        run(tmp_path, 1)
+    with pytest.raises(OutputError, match="cannot be made"):
+        run(tmp_path / "step-00000001.partial" / "below", 1)
+
+
+def test_residuals_differ_from_rank_to_rank_and_the_model_is_there_once(tmp_path):
+    run_ranks(2, lambda transport: run(tmp_path, 2, transport))
+    first, second = (
+        torch.load(tmp_path / "step-00000002" / f"rank-{r:05d}.pt", weights_only=False)
+        for r in (0, 1)
+    )
+    assert "model" in first and "model" not in second
+    ours, theirs = (
+        content["engine"]["tensors"]["0.weight"]["residual"]
+        for content in (first, second)
+    )
+    assert ours.any() and not torch.equal(ours, theirs)
