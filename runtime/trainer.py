@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import platform
 import socket
@@ -203,9 +204,13 @@ class _Run:
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
             traffic=self._traffic(),
             evaluations=tuple(self.log.evaluations),
-            final_loss=self.log.loss,
+            final_loss=self._final_loss(),
             parameters_sha256=parameters_sha256(self.model),
         )
+
+    def _final_loss(self) -> float | None:
+        loss = self.log.loss
+        return loss if loss is not None and math.isfinite(loss) else None
 
     def _epochs(self) -> Iterator[int]:
         if self._enough():
@@ -288,7 +293,7 @@ class _Run:
         with randomness.kept():
             result = self.workload.evaluate(self.model)
         self.model.train()
-        if result is not None:
+        if result is not None and math.isfinite(result[1]):  # JSON has no NaN
             metric, value = result
             self.log.evaluations.append(
                 Evaluation(
