@@ -1,0 +1,211 @@
+"""What an engine holds on to: memory, threads, and moments between backward passes."""
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+import torch
+from torch import nn
+
+from comm_plan import parallelize
+from comm_plan.collectives.local_transport import LocalTransport
+from comm_plan.compressors.base import RESIDUAL, VARIANCE
+from comm_plan.errors import CollectiveError
+from comm_plan.plans import Dense, TopK, Vgc
+from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+
+
+def live_nbytes():
+    """Return the bytes of all storages that Python can reach."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, nn.Parameter):
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None:
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+class CountingTransport(LocalTransport):
+    """Looks at the memory in the middle of each exchange, with all messages there."""
+
+    def __init__(self):
+        super().__init__()
+        self.most_nbytes = 0
+
+    def duplicate(self):
+        return self
+
+    def all_gather(self, tensor):
+        gathered = super().all_gather(tensor)
+        self.most_nbytes = max(self.most_nbytes, live_nbytes())
+        return gathered
+
+    def all_reduce(self, tensor, operation="sum"):
+        self.most_nbytes = max(self.most_nbytes, live_nbytes())
+
+
+def wide():
+    return nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 300))
+
+
+def extra_nbytes(spec, collective):
+    """Return parameters, promised message, and the most that the engine added."""
+    model = wide()
+    nbytes = sum(p.nbytes for p in model.parameters())
+    plan = plan_for(model, 1, spec, collective)
+    x = torch.randn(4, 300)
+
+    def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    step()
+    alone = live_nbytes()  # parameters, gradients, data
+    transport = CountingTransport()
+    engine = parallelize(model, plan, transport=transport)
+    for _ in range(3):
+        step()
+    most = max(transport.most_nbytes, live_nbytes())
+    engine.close()
+    return (
+        nbytes,
+        spec.message_nbytes([p.numel() for p in model.parameters()]),
+        (most - alone),
+    )
+
+
+def test_topk_adds_one_residual_and_messages_to_the_memory():
+    """One message is kept to be sent, one is being gathered, one packed."""
+    parameters, message, extra = extra_nbytes(TopK(density=0.01), "allgather")
+    assert extra <= parameters + 3 * message + 4096
+    assert extra >= parameters, "the count misses the residuals"
+
+
+def test_dense_buckets_add_one_copy_as_ddp_does():
+    parameters, _, extra = extra_nbytes(Dense(), "allreduce")
+    assert extra <= parameters + 4096
+
+
+def test_selecting_needs_no_copy_of_a_large_tensor():
+    """Counted while it runs; NumPy tells tracemalloc what it allocates."""
+    spec = TopK(density=0.001)
+    model = nn.Linear(2000, 1000, bias=False)
+    plan = plan_for(model, 1, spec, "allgather")
+    engine = parallelize(model, plan, transport=LocalTransport())
+    x = torch.randn(2, 2000)
+    model(x).square().mean().backward()
+    tracemalloc.start()
+    try:
+        model(x).square().mean().backward()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        engine.close()
+    assert peak < model.weight.nbytes / 4
+
+
+def loss_of(model, rank, part, parts):
+    generator = torch.Generator().manual_seed(10 * rank + part)
+    x = torch.randn(3, FEATURES, generator=generator)
+    return model(x).square().sum(1).mean() / parts
+
+
+def samples_of(model, rank, parts):
+    """Return every sample's gradient over the whole batch of 3 * parts, by name."""
+    gradients = []
+    for part in range(parts):
+        generator = torch.Generator().manual_seed(10 * rank + part)
+        for x in torch.randn(3, FEATURES, generator=generator):
+            model.zero_grad()
+            (model(x[None]).square().sum() / (3 * parts)).backward()
+            gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    return gradients
+
+
+def accumulate(transport, parts):
+    """Return residuals and variances of VGC after one accumulated step."""
+    model = net()
+    plan = plan_for(model, transport.world_size, Vgc(alpha=1e9), "allgather")
+    engine = parallelize(model, plan, transport=transport)  # sends nothing
+    with engine.no_sync():
+        for part in range(parts - 1):
+            loss_of(model, transport.rank, part, parts).backward()
+    assert engine.step == 0
+    loss_of(model, transport.rank, parts - 1, parts).backward()
+    state = engine.state_dict()["tensors"]
+    engine.close()
+    return state
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_accumulated_second_moments_are_those_of_the_whole_batch(parts):
+    """With `no_sync` r and v are over all samples of all backward passes."""
+    for rank, state in enumerate(run_ranks(2, accumulate, parts)):
+        samples = samples_of(net(), rank, parts)
+        for name, kept in state.items():
+            stacked = torch.stack([sample[name].flatten() for sample in samples])
+            torch.testing.assert_close(kept[RESIDUAL], stacked.sum(0))
+            torch.testing.assert_close(kept[VARIANCE], stacked.square().sum(0))
+
+
+FAILING = """
+import sys
+import torch
+from comm_plan import parallelize
+from comm_plan.errors import CollectiveError
+from comm_plan.tests.runtime.test_engine_resources import Broken
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+
+def refuse(gradient):
+    raise ValueError("mine")
+
+model = net()
+engine = parallelize(model, plan_for(model, 1), transport=Broken())
+if sys.argv[1] == "ValueError":
+    next(iter(model.parameters())).register_hook(refuse)
+try:
+    model(torch.ones(2, FEATURES)).sum().backward()
+except (CollectiveError, ValueError) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("error", ["CollectiveError", "ValueError"])
+def test_the_interpreter_ends_after_a_failure_even_if_nobody_closes(error):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FAILING, error],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == error
+    assert done.stderr == ""
+
+
+class Broken(LocalTransport):
+    """Fails in every all-reduce."""
+
+    def duplicate(self):
+        return self
+
+    def all_reduce(self, tensor, operation="sum"):
+        raise CollectiveError("all-reduce failed: connection reset")
+
+
+def test_a_failed_collective_fails_the_steps_that_follow():
+    """Nothing waits for ranks that are gone, and closing is still clean."""
+    model = net()
+    engine = parallelize(model, plan_for(model, 1), transport=Broken())
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="connection reset"):
+            model(torch.ones(2, FEATURES)).sum().backward()
+    engine.close()
+    engine.close()
+    model.zero_grad()
+    model(torch.ones(2, FEATURES)).sum().backward()
+    assert engine.step == 0
