@@ -66,7 +66,9 @@ class CharGpt(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens [N, T] to logits [N, T, VOCABULARY]."""
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        # One row a sample, so that per-sample second moments are defined.
+        x = self.tokens(tokens) + self.positions(places.expand_as(tokens))
         logits: torch.Tensor = self.decoder(self.norm(self.blocks(x)))
         return logits
 

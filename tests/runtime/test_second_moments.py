@@ -13,6 +13,7 @@ from comm_plan.runtime.second_moments import (
     MicroBatchSecondMoments,
     closed_forms,
 )
+from comm_plan.runtime.workloads.char_lm import CharGpt
 
 quick = settings(max_examples=15, deadline=None)
 sizes = st.integers(1, 4)
@@ -159,6 +160,12 @@ def test_embedding_sums_the_uses_within_a_sample(batch, length, padding_idx, see
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding_idx), nn.Linear(3, 2))
     check(model, torch.randint(5, (batch, length)))
+
+
+def test_the_built_in_language_model():
+    torch.manual_seed(0)
+    model = CharGpt(width=8, heads=2, blocks=1)
+    check(model, torch.randint(128, (3, 6)))
 
 
 @given(batch=sizes, width=sizes, seed=seeds)
