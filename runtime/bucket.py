@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +13,7 @@ from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
 from comm_plan.compressors.dense import DenseCompressor
 from comm_plan.plans import Bucket as PlannedBucket
+from comm_plan.runtime.guard import is_finite
 
 
 class Bucket:
@@ -63,19 +63,19 @@ class Bucket:
         self.compressor.step = step
         self.compressor.density_floor = density_floor
 
-    def add(self, index: int, second_moment: torch.Tensor | None, finite: bool) -> None:
-        """Take parameter ``index``'s ``.grad``; as zero if it is not ``finite``."""
-        gradient = self.parameters[index].grad
-        assert gradient is not None
+    def add(
+        self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
+    ) -> None:
+        """Take the flat gradient [numel] of parameter ``index``."""
         self.used[index] = True
-        self._add(index, gradient.detach().flatten(), second_moment, finite)
+        self._add(index, gradient, second_moment)
 
     def add_missing(self) -> None:
         """Contribute zero for every parameter that got no gradient."""
         for index, parameter in enumerate(self.parameters):
             if not self.used[index]:
                 zero = torch.zeros_like(parameter.detach()).flatten()
-                self._add(index, zero, torch.zeros_like(zero), finite=True)
+                self._add(index, zero, zero)
 
     def exchange(self, transport: Transport) -> None:
         """Combine this rank's message with everyone's (communication thread)."""
@@ -95,10 +95,13 @@ class Bucket:
         if parameter.grad.is_contiguous():
             self.compressor.write(index, parameter.grad.view(-1))
             return
-        mean = torch.empty(parameter.numel(), dtype=parameter.dtype)
-        mean = mean.to(parameter.device)
+        mean = torch.empty_like(parameter.detach()).flatten()
         self.compressor.write(index, mean)
         parameter.grad.copy_(mean.view(parameter.shape))
+
+    def settle(self) -> None:
+        """Forget what was carried over from another plan: it has been applied."""
+        self._carried.clear()
 
     def is_finite(self) -> bool:
         """Return whether no written mean holds inf or NaN."""
@@ -147,17 +150,10 @@ class Bucket:
             tensor.mul_(factor**2)
 
     def _add(
-        self,
-        index: int,
-        gradient: torch.Tensor,
-        second_moment: torch.Tensor | None,
-        finite: bool,
+        self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
     ) -> None:
-        if not finite:
-            gradient = torch.zeros_like(gradient)
-            second_moment = torch.zeros_like(gradient)
         if index in self._carried:
-            carried = self._carried.pop(index).to(gradient.device, gradient.dtype)
+            carried = self._carried[index].to(gradient.device, gradient.dtype)
             gradient = gradient + carried
         self.compressor.add(index, gradient, second_moment)
 
@@ -169,8 +165,3 @@ class Bucket:
             gradient.copy_(mean.view(parameter.shape))
         elif gradient is None or gradient.data_ptr() != mean.data_ptr():
             parameter.grad = mean.view(parameter.shape)
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` holds neither inf nor NaN; one pass if so."""
-    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

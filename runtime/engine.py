@@ -42,9 +42,10 @@ from comm_plan.errors import InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
-from comm_plan.runtime.bucket import Bucket, is_finite
+from comm_plan.runtime.bucket import Bucket
 from comm_plan.runtime.communication import CommunicationThread, Pending
 from comm_plan.runtime.flat import broadcast_tensors
+from comm_plan.runtime.guard import Guard
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
 
@@ -246,7 +247,7 @@ class Engine:
         self._launched: list[Pending[None]] = []
         self._forward_pending = False
         self._graph_task: int | None = None
-        self._nonfinite: list[str] = []
+        self._guard = Guard()
         for bucket in self._buckets:
             bucket.begin(self.step, self._density_floor)
 
@@ -301,7 +302,11 @@ class Engine:
                 f"parameter {place.name} got a second gradient in one backward: use "
                 "non-reentrant checkpointing for layers that share parameters"
             )
-        bucket.add(place.index, self._second_moment(place, bucket), self._accept(place))
+        gradient = gradient.detach().flatten()
+        moment = self._second_moment(place, bucket)
+        if not bucket.compressor.linear:
+            gradient, moment = self._guard.admit(place.name, gradient, moment)
+        bucket.add(place.index, gradient, moment)
         self._launch_complete()
 
     def _second_moment(self, place: _Place, bucket: Bucket) -> torch.Tensor | None:
@@ -310,18 +315,6 @@ class Engine:
         assert self._second_moments is not None
         moment = self._second_moments.of(bucket.parameters[place.index])
         return moment.detach().flatten()
-
-    def _accept(self, place: _Place) -> bool:
-        """Return whether the gradient is finite; dense sums show it later."""
-        bucket = self._buckets[place.bucket]
-        if bucket.compressor.linear:
-            return True
-        gradient = bucket.parameters[place.index].grad
-        assert gradient is not None
-        finite = is_finite(gradient)
-        if not finite:
-            self._nonfinite.append(place.name)
-        return finite
 
     def _launch_complete(self) -> None:
         while len(self._launched) < len(self._buckets):
@@ -358,12 +351,15 @@ class Engine:
         if self.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
         culprit = self._nonfinite_culprit(flags[0])
-        names = self._nonfinite
+        names = self._guard.names
         self.step += 1
         self._begin_step()
         self.last_step_skipped = culprit is not None
         if culprit is not None:
             self._refuse_step(culprit, names)
+            return
+        for bucket in self._buckets:
+            bucket.settle()
 
     def _add_missing(self) -> None:
         missing = [
@@ -391,13 +387,11 @@ class Engine:
         """
         if not (self._guarded or self.find_unused_parameters):
             return None
-        culprit = self._transport.rank + 1 if self._nonfinite else 0
-        used = [flag for bucket in self._buckets for flag in bucket.used]
-        flags = torch.tensor(
-            [culprit, *used] if self.find_unused_parameters else [culprit],
-            dtype=torch.int32,
-            device=self._channel.device,
-        )
+        device = self._channel.device
+        flags = self._guard.flag(self._transport.rank, device)
+        if self.find_unused_parameters:
+            used = [flag for bucket in self._buckets for flag in bucket.used]
+            flags = torch.cat([flags, torch.tensor(used).to(flags)])
 
         def exchange() -> torch.Tensor:
             self._channel.all_reduce(flags, "max")

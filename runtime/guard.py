@@ -1,0 +1,58 @@
+"""Keeps inf and NaN out of compressors, which would remember them for ever.
+
+On the CPU a gradient is looked at when it arrives. On CUDA the host must not wait for
+the device inside a hook, so the decision is made there: a gradient that is not finite
+is replaced by zeros on the device, and the flag is read with the step's status.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+class Guard:
+    """What one rank knows of the gradients of one step.
+
+    Attributes:
+        names: parameters whose gradients were not finite, as far as the host knows.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._finite: list[torch.Tensor] = []
+
+    def admit(
+        self, name: str, gradient: torch.Tensor, second_moment: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradient and second moment, both zero if the gradient is not finite.
+
+        Args:
+            name: the parameter's.
+            gradient: [numel].
+            second_moment: [numel], where there is one.
+        """
+        if gradient.device.type == "cpu":
+            if is_finite(gradient):
+                return gradient, second_moment
+            self.names.append(name)
+            zero = torch.zeros_like(gradient)
+            return zero, None if second_moment is None else zero
+        finite = torch.isfinite(gradient).all()
+        self._finite.append(finite)
+        if second_moment is not None:
+            second_moment = torch.where(finite, second_moment, 0)
+        return torch.where(finite, gradient, 0), second_moment
+
+    def flag(self, rank: int, device: torch.device) -> torch.Tensor:
+        """Return int32 [1]: ``rank + 1`` if a gradient was not finite, else 0."""
+        bad = torch.tensor([bool(self.names)], device=device)
+        if self._finite:
+            bad |= ~torch.stack(self._finite).all().to(device)
+        return bad.to(torch.int32) * (rank + 1)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` holds neither inf nor NaN; one pass if so."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
