@@ -33,7 +33,10 @@ schemas: $(STAMP)  ## write the JSON Schemas of the documents again
 	$(BIN)/python -m comm_plan.plans.schemas
 
 bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchmarks/results
+	$(BIN)/python -m comm_plan.benchmarks.fits_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.solvers_on_hosts
+	$(BIN)/python -m comm_plan.benchmarks.aggregations_on_hosts
+	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 
 clean:
 	rm -rf $(VENV) .pkg build dist demo-output *.egg-info
