@@ -43,11 +43,11 @@ from comm_plan.runtime.workloads import load
 from comm_plan.runtime.workloads.base import Workload
 
 RANKS = 4
-STEPS = {"digits": 220, "char-lm": 200}
+STEPS = {"digits": 220, "char-lm": 120}
 BATCH_SIZE = {"digits": 32, "char-lm": 4}  # a rank's
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100  # none of SEEDS
-TAUS = (0.0003, 0.003, 0.03, 0.1, 0.3)
+TAUS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 TUNED = {
     ("strom", "digits"): 0.1,
     ("hybrid", "digits"): 0.1,
@@ -126,8 +126,13 @@ def variants(workload: str) -> dict[str, Variant]:
         },
     }
     found = {name: Variant(solve) for name, solve in plain.items()}
-    return found | remedies() if workload == "digits" else found
+    if workload == "digits":
+        return found | remedies()
+    return {name: variant for name, variant in found.items() if name not in ONCE}
 
+
+ONCE = {"qsgd 3 bits", "terngrad, no clipping", "lags, c <= 1000"}
+"""Trained on ``digits`` only, to save time."""
 
 SPARSE = {
     "topk 1 %": forced("topk"),
@@ -338,8 +343,8 @@ def table(workload: str, runs: Sequence[Run]) -> list[str]:
     dense = mean(run.value for run in by_name["dense"])
     metric = by_name["dense"][0].metric
     lines = [
-        f"| method | {metric}: mean | range | to dense | ratio | compressed part |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| method | seeds | {metric}: mean | range | to dense | ratio | part |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, found in by_name.items():
         if not found:
@@ -348,7 +353,7 @@ def table(workload: str, runs: Sequence[Run]) -> list[str]:
         ratio = mean(run.ratio for run in found)
         part = mean(run.compressed_ratio for run in found)
         lines.append(
-            f"| {name} | {shown(metric, mean(values))} "
+            f"| {name} | {len(values)} | {shown(metric, mean(values))} "
             f"| {shown(metric, min(values))} to {shown(metric, max(values))} "
             f"| {difference(metric, mean(values) - dense)} "
             f"| {ratio:.3g} | {part:.3g} |"
@@ -371,14 +376,14 @@ def write_table() -> None:
     text = [f"# Compressed training beside dense, {RANKS} ranks", ""]
     for workload in STEPS:
         runs = load_runs(results_file(workload))
-        seeds = sorted({run.seed for run in runs})
-        text += [f"## {workload}: {STEPS[workload]} steps, seeds {seeds}", ""]
+        batch = f"batch {BATCH_SIZE[workload]} a rank"
+        text += [f"## {workload}: {STEPS[workload]} steps, {batch}", ""]
         text += [*table(workload, runs), ""]
-        text += [*tuning_table(workload), ""]
+        text += tuning_table(workload)
     text += [
         "Mean and range are over the seeds. Ratio: float32 bytes of all gradients over "
         "the bytes of a rank's message, mean over the steps, warm-up included; the "
-        "last column leaves out what the plan keeps dense.",
+        "last column, part, leaves out what the plan keeps dense.",
         "",
     ]
     (RESULTS / "accuracy.md").write_text("\n".join(text))
@@ -388,13 +393,16 @@ def write_table() -> None:
 def tuning_table(workload: str) -> list[str]:
     """Return the taus that were tried, with seed ``TUNING_SEED``."""
     runs = load_runs(results_file(f"tuning-{workload}"))
-    lines = [f"Tuning of tau, seed {TUNING_SEED}:", "", "| method | value | ratio |"]
-    lines.append("|---|---:|---:|")
+    if not runs:
+        return []
+    lines = [
+        f"| tuning, seed {TUNING_SEED} | {runs[0].metric} | ratio |",
+        "|---|---:|---:|",
+    ]
     for run in runs:
-        lines.append(
-            f"| {run.variant} | {shown(run.metric, run.value)} | {run.ratio:.3g} |"
-        )
-    return lines
+        value = shown(run.metric, run.value)
+        lines.append(f"| {run.variant} | {value} | {run.ratio:.3g} |")
+    return [*lines, ""]
 
 
 def results_file(name: str) -> Path:
