@@ -3,9 +3,10 @@
 The profile holds the seconds to compress and decompress, measured at some sizes and
 densities. They are interpolated, linearly in the number of elements and linearly in the
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
-is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Every rank's
-message has to be decoded after an all-gather, one sum after an all-reduce or a gTop-k
-tree.
+is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
+happens in a gradient's hook and delays backward; encoding and decoding happen on the
+communication thread and delay the messages behind. Every rank's message has to be
+decoded after an all-gather, one sum after an all-reduce or a gTop-k tree.
 
 ``ratio`` orders compressors by how much they leave out, for the least-compression rule
 of the planner: 1 for dense, numel / k for sparse methods (LAGS: c), 32 bits over the
@@ -127,12 +128,14 @@ class DeviceCost:
 
     Attributes:
         densities: [D] measured, increasing.
-        compress: [D] curves over elements.
+        compress: [D] curves over elements: what delays backward.
+        encode: [D] curves over elements: on the communication thread, before sending.
         decompress: [D] curves over elements, one message each.
     """
 
     densities: FloatArray
     compress: tuple[CostCurve, ...]
+    encode: tuple[CostCurve, ...]
     decompress: tuple[CostCurve, ...]
 
     @classmethod
@@ -145,14 +148,16 @@ class DeviceCost:
         ]
         return cls(
             np.array(densities),
-            tuple(_curve({c.numel: c.compress_s for c in group}) for group in groups),
-            tuple(_curve({c.numel: c.decompress_s for c in group}) for group in groups),
+            *(
+                tuple(_curve({c.numel: getattr(c, name) for c in g}) for g in groups)
+                for name in ("compress_s", "encode_s", "decompress_s")
+            ),
         )
 
     def seconds(
         self, numel: FloatArray, density: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return seconds to compress and to decompress one message, [L] each.
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return seconds to compress, encode and decompress one message, [L] each.
 
         Args:
             numel: [L] elements.
@@ -171,7 +176,7 @@ class DeviceCost:
             mixed = (1 - share) * table[low, rows] + share * table[high, rows]
             return np.asarray(mixed, dtype=np.float64)
 
-        return between(self.compress), between(self.decompress)
+        return between(self.compress), between(self.encode), between(self.decompress)
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:
@@ -216,7 +221,7 @@ class Prices:
             InputError: the profile or the network lacks a cost that it needs.
         """
         collective = collective or COLLECTIVES_OF[spec.kind][0]
-        compress, decompress = self._device_seconds(spec)
+        compress, encode, decompress = self._device_seconds(spec)
         messages = self.world_size if collective == "allgather" else 1
         return Option(
             compressor=spec,
@@ -224,7 +229,7 @@ class Prices:
             ratio=ratio(spec),
             legs=tuple(self._legs(spec, collective)),
             compress_s=prefix_sums(compress),
-            decompress_s=prefix_sums(decompress * messages),
+            codec_s=prefix_sums(encode + decompress * messages),
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
         )
 
@@ -247,7 +252,9 @@ class Prices:
             kept = any(fnmatchcase(n, p) for p in self.dense_layers for n in names)
         return tensor.dtype == "float32" and not kept
 
-    def _device_seconds(self, spec: CompressorSpec) -> tuple[FloatArray, FloatArray]:
+    def _device_seconds(
+        self, spec: CompressorSpec
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
@@ -255,7 +262,8 @@ class Prices:
                 numel, _density_of(spec, len(numel))
             )
         if spec.kind == "dense":
-            return np.zeros(len(numel)), np.zeros(len(numel))
+            free = np.zeros(len(numel))
+            return free, free, free
         raise InputError(
             f"profile has no compression costs for {spec.kind}: profile again with it, "
             "or add them to the profile's compression"

@@ -6,7 +6,7 @@ made early has two effects, and a state after a prefix of the gradients is a pai
 ``f``, when the channel has finished. Bucket ``i..j`` with option o leads from (x, f) to
 
     x' = x + compress_o(i..j)
-    f' = max(f, r_j + x') + communicate_o(i..j) + decompress_o(i..j)
+    f' = max(f, r_j + x') + communicate_o(i..j) + codec_o(i..j)
 
 Both are non-decreasing in x and f, so a state that is not better in either is never
 needed: only the Pareto frontier of each prefix is kept. The answer is the state of the

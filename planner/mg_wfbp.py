@@ -74,7 +74,7 @@ def _line(run: Run) -> tuple[float, list[float]]:
     option = run.option
     inside = slice(run.start, run.stop + 1)
     alpha_s = 0.0
-    seconds = np.diff(option.decompress_s[inside])
+    seconds = np.diff(option.codec_s[inside])
     for leg in option.legs:
         each = np.diff(leg.nbytes[inside])
         a, b = leg.curve.line(each.min(), each.sum())

@@ -78,7 +78,7 @@ def merge(
         )
     leg, inside = option.legs[0], slice(first, first + len(ready_s) + 1)
     return by_deques(
-        ready_s, leg.nbytes[inside], leg.curve, option.decompress_s[inside], free
+        ready_s, leg.nbytes[inside], leg.curve, option.codec_s[inside], free
     )
 
 

@@ -53,7 +53,7 @@ class Option:
             dense (see ``compression_cost.ratio``).
         legs: the collective calls, one after another.
         compress_s: [L + 1] prefix sums of the time on the compute stream.
-        decompress_s: [L + 1] prefix sums of the time after the collective.
+        codec_s: [L + 1] prefix sums of the time to encode and to decode.
         allowed: [L] which tensors may go this way.
     """
 
@@ -62,7 +62,7 @@ class Option:
     ratio: float
     legs: tuple[Leg, ...]
     compress_s: FloatArray
-    decompress_s: FloatArray
+    codec_s: FloatArray
     allowed: BoolArray
 
     def communicate_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
@@ -71,8 +71,8 @@ class Option:
 
     def channel_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return how long buckets ``start..stop`` keep the channel: decoding too."""
-        decompress = self.decompress_s[stop] - self.decompress_s[start]
-        return self.communicate_s(start, stop) + decompress
+        codec = self.codec_s[stop] - self.codec_s[start]
+        return self.communicate_s(start, stop) + codec
 
     def spec(self, start: int, stop: int) -> CompressorSpec:
         """Return the compressor of bucket ``start..stop`` for a plan."""

@@ -169,5 +169,5 @@ class Solution:
             a, b = starts[mine], stops[mine]
             rows[0, mine] = option.compress_s[b] - option.compress_s[a]
             rows[1, mine] = option.communicate_s(a, b)
-            rows[2, mine] = option.decompress_s[b] - option.decompress_s[a]
+            rows[2, mine] = option.codec_s[b] - option.codec_s[a]
         return BucketTimes(*rows)

@@ -2,15 +2,16 @@
 
 Gradients become ready in a fixed order on the compute stream. A bucket is a contiguous
 run of them. Compressing a bucket occupies the compute stream and so delays the rest of
-backward; buckets then pass one channel, first in, first out, and are decompressed by
-whoever received them before the channel takes the next one::
+backward; buckets then pass one channel, first in, first out. The channel is the network
+and the thread that serves it, which encodes what it sends and decodes what it receives
+before it takes the next bucket::
 
     ready_b  = backward up to the bucket's last tensor + compression up to here
     start_b  = max(finish of the bucket before, ready_b)
-    finish_b = start_b + communicate_b + decompress_b
+    finish_b = start_b + communicate_b + codec_b
     iteration = max(end of the compute stream, last finish) + update
 
-Dense buckets compress and decompress in no time unless a profile says otherwise. This
+For dense buckets all but communication is free unless a profile says otherwise. This
 is Eq. 6 to 8 of the MG-WFBP paper, with Eq. 20 for merged layers, for any cost.
 """
 
@@ -46,11 +47,15 @@ class Compute:
 
 @dataclass(frozen=True, eq=False)
 class BucketTimes:
-    """Seconds that each bucket takes, [B] each."""
+    """Seconds that each bucket takes, [B] each.
+
+    ``compress_s`` of the compute stream; ``communicate_s`` of the network; ``codec_s``
+    of the communication thread: encoding and decoding.
+    """
 
     compress_s: FloatArray
     communicate_s: FloatArray
-    decompress_s: FloatArray
+    codec_s: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ class Timeline:
         times: the durations that led here.
         ready_s: [B] when each bucket is compressed and ready to send.
         start_s: [B] when the channel takes it.
-        finish_s: [B] when it is communicated and decompressed.
+        finish_s: [B] when it is communicated and decoded.
         compute_end_s: when backward and all compression end.
         iteration_s: the whole iteration.
         exposed_s: iteration_s minus that of the same plan with free communication.
@@ -82,8 +87,8 @@ def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Timeline:
     """Return the timeline of the buckets that end at ``stops`` [B]."""
     compressed = np.cumsum(times.compress_s)
     ready = compute.ready_s[stops - 1] + compressed
-    start, finish = _channel(ready, times.communicate_s + times.decompress_s)
-    _, free = _channel(ready, times.decompress_s)
+    start, finish = _channel(ready, times.communicate_s + times.codec_s)
+    _, free = _channel(ready, times.codec_s)
     compute_end = compute.backward_end_s + float(compressed[-1])
     end = max(compute_end, float(finish[-1]))
     return Timeline(

@@ -80,7 +80,8 @@ class TensorTiming(Value):
 class CompressionCost(Value):
     """What one compressor costs on the profiled device at one size and density.
 
-    ``compress_s``: add the gradient to the state, select or quantise, encode.
+    ``compress_s``: what delays backward: add the gradient to the state, select.
+    ``encode_s``: what the communication thread does before it sends.
     ``decompress_s``: decode one rank's message into the averaged gradient.
     ``density`` is 1 for compressors that send every element.
     """
@@ -88,6 +89,7 @@ class CompressionCost(Value):
     numel: Numel
     density: Annotated[float, Field(gt=0, le=1)] = 1.0
     compress_s: Seconds
+    encode_s: Seconds = 0.0
     decompress_s: Seconds
 
 

@@ -1,8 +1,13 @@
 """Measure what each compressor costs on this device, over sizes and densities.
 
-Each point is one bucket of one tensor of standard normal gradients, alone on the
-device: ``compress_s`` is add, agree and encode; ``decompress_s`` is decode of one
-rank's message and write. Medians, after a warm-up.
+Each point is one bucket of standard normal gradients, alone on the device, and the cost
+of one of its tensors: ``compress_s`` is add and before it, unless the method is linear,
+the engine's look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is
+decode of one rank's message and write. Medians, after a warm-up.
+
+In training a gradient comes fresh from backward, but a whole model has passed through
+the caches since its residual was last touched. So small tensors are measured as many of
+a bucket, which share a gradient and have each its own state and mean.
 
 Methods whose message length depends on the data get thresholds at which normal
 gradients give the wanted density; their state is emptied before every repetition, so
@@ -20,6 +25,7 @@ import torch
 
 from comm_plan.compressors import COMPRESSORS, build
 from comm_plan.compressors.base import Compressor, Context, Slot
+from comm_plan.compressors.dense import DenseCompressor
 from comm_plan.errors import InputError
 from comm_plan.plans import (
     COLLECTIVES_OF,
@@ -42,6 +48,9 @@ DENSITIES = (0.1, 0.01, 0.001)
 SMALLEST_NUMEL = 2**10
 GROWTH = 8
 """Sizes grow by this factor; costs in between are interpolated."""
+
+BUCKET_NUMEL, MOST_TENSORS = 2**23, 64
+"""A point's tensors have together so many elements, if that many tensors suffice."""
 
 _REPETITIONS = 5
 _WARMUP = 2
@@ -131,31 +140,48 @@ def _measured(
 ) -> CompressionCost:
     spec = _AT_DENSITY[kind](density) if kind in _AT_DENSITY else _DENSITY_FREE[kind]
     context = Context(world_size=1, rank=0, device=device)
-    compressor = build(spec, COLLECTIVES_OF[kind][0], [Slot("tensor", numel)], context)
+    tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
+    slots = [Slot(f"tensor{i}", numel) for i in range(tensors)]
+    compressor = build(spec, COLLECTIVES_OF[kind][0], slots, context)
     gradient = torch.randn(numel, device=device)
-    mean = torch.empty_like(gradient)
     second_moment = None
     if compressor.needs_second_moments:
         second_moment = _second_moment(spec, gradient, density)
-    compress_s, decompress_s = [], []
+    laps: list[tuple[float, float, float]] = []
+    means = torch.empty(tensors, numel, device=device)
     for step in range(_WARMUP + _REPETITIONS):
         _empty(compressor)
         compressor.step = step
         begin_s = _now(device)
-        compressor.add(0, gradient, second_moment)
+        for index in range(tensors):
+            if not compressor.linear:
+                gradient.sum()
+            compressor.add(index, gradient, second_moment)
+        added_s = _now(device)
         compressor.agree(lambda _: None)
         message = compressor.encode()
-        middle_s = _now(device)
+        encoded_s = _now(device)
         compressor.decode([message])
-        compressor.write(0, mean)
-        compress_s.append(middle_s - begin_s)
-        decompress_s.append(_now(device) - middle_s)
+        for index in range(tensors):
+            compressor.write(index, _target(compressor, index, means))
+        laps.append((added_s - begin_s, encoded_s - added_s, _now(device) - encoded_s))
+    compress_s, encode_s, decompress_s = (
+        median(lap) / tensors for lap in zip(*laps[_WARMUP:], strict=True)
+    )
     return CompressionCost(
         numel=numel,
         density=density,
-        compress_s=median(compress_s[_WARMUP:]),
-        decompress_s=median(decompress_s[_WARMUP:]),
+        compress_s=compress_s,
+        encode_s=encode_s,
+        decompress_s=decompress_s,
     )
+
+
+def _target(compressor: Compressor, index: int, means: torch.Tensor) -> torch.Tensor:
+    """Return where the mean goes: dense gradients stay in the bucket."""
+    if isinstance(compressor, DenseCompressor):
+        return compressor.view(index)
+    return means[index]
 
 
 def _second_moment(spec: Any, gradient: torch.Tensor, density: float) -> torch.Tensor:

@@ -82,6 +82,12 @@ class Bucket:
         aggregate = AGGREGATIONS[self.planned.collective]
         self.sent_nbytes = aggregate(transport, self.compressor)
 
+    def write_used(self) -> None:
+        """Write the means of all parameters that this rank used."""
+        for index, used in enumerate(self.used):
+            if used:
+                self.write(index)
+
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
         parameter = self.parameters[index]

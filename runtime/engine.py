@@ -1,10 +1,10 @@
 """The engine: executes a plan behind ``loss.backward(); optimizer.step()``.
 
 Each parameter has a hook that fires when its gradient is complete. The hook hands the
-gradient to its bucket; once a bucket is complete and all earlier ones are launched, it
-is exchanged by the communication thread while backward goes on. A callback at the end
-of backward waits for the buckets in plan order and makes every ``.grad`` the mean over
-the ranks, as PyTorch's DistributedDataParallel (DDP) would.
+gradient to its bucket; once a bucket is complete and all earlier ones are launched, the
+communication thread exchanges it while backward goes on, and makes every ``.grad`` in
+it the mean over the ranks, as PyTorch's DistributedDataParallel (DDP) would. A callback
+at the end of backward waits for the buckets.
 
 What is like DDP: parameters and buffers start from rank 0's, buffers follow rank 0
 before each training forward, ``no_sync`` accumulates locally, gradients are divided by
@@ -324,9 +324,11 @@ class Engine:
             self._launch(bucket)
 
     def _launch(self, bucket: Bucket) -> None:
-        self._launched.append(
-            self._thread.submit(partial(bucket.exchange, self._channel))
-        )
+        def exchange() -> None:
+            bucket.exchange(self._channel)
+            bucket.write_used()
+
+        self._launched.append(self._thread.submit(exchange))
 
     # The end of a step
 
@@ -340,13 +342,11 @@ class Engine:
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the buckets in plan order and hand the means out."""
+        """Wait for the buckets, then settle the step."""
         self._add_missing()
         status = self._exchange_status()
-        for bucket, pending in zip(self._buckets, self._launched, strict=True):
+        for pending in self._launched:
             pending.wait()
-            for index in np.flatnonzero(bucket.used):
-                bucket.write(int(index))
         flags = status.wait().tolist() if status is not None else [0]
         if self.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])

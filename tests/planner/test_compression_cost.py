@@ -62,16 +62,21 @@ def test_terngrad_keeps_the_last_layer_dense_by_default(build):
 def test_costs_are_interpolated_between_sizes_and_densities():
     def cost(numel, density, seconds):
         return CompressionCost(
-            numel=numel, density=density, compress_s=seconds, decompress_s=seconds / 2
+            numel=numel,
+            density=density,
+            compress_s=seconds,
+            encode_s=seconds / 4,
+            decompress_s=seconds / 2,
         )
 
     device = DeviceCost.measured(
         (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0))
     )
-    compress, decompress = device.seconds(
+    compress, encode, decompress = device.seconds(
         np.array([100.0, 200.0, 100.0, 100.0]), np.array([0.01, 0.01, 0.1, 1e-6])
     )
     assert compress == pytest.approx([1.0, 2.0, 3.0, 1.0])
+    assert encode == pytest.approx([0.25, 0.5, 0.75, 0.25])
     assert decompress == pytest.approx([0.5, 1.0, 1.5, 0.5])
 
 
@@ -83,7 +88,7 @@ def test_an_all_gather_decodes_the_message_of_every_rank(build):
     prices = pose(profile, network).prices
     gathered = prices.option(TopK(density=0.01), "allgather")
     tree = prices.option(TopK(density=0.01), "gtopk")
-    assert gathered.decompress_s[-1] == pytest.approx(8 * tree.decompress_s[-1])
+    assert gathered.codec_s[-1] == pytest.approx(8 * tree.codec_s[-1])
     assert tree.decompress_s[-1] == pytest.approx(2 * 0.5e-3)
 
 
