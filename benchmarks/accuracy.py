@@ -103,6 +103,13 @@ def digits_without_momentum() -> Workload:
     return replace(load("digits"), optimizer=partial(torch.optim.SGD, lr=0.5))
 
 
+def char_lm_without_momentum() -> Workload:
+    """Return ``char-lm`` with Adam's first moment switched off."""
+    optimizer = partial(torch.optim.AdamW, lr=3e-3, betas=(0.0, 0.999))
+    workload = load("char-lm", batch_size=BATCH_SIZE["char-lm"])
+    return replace(workload, optimizer=optimizer)
+
+
 def variants(workload: str) -> dict[str, Variant]:
     """Return everything to train on ``workload``, by name; dense is the first."""
     plain = {
@@ -127,8 +134,9 @@ def variants(workload: str) -> dict[str, Variant]:
     }
     found = {name: Variant(solve) for name, solve in plain.items()}
     if workload == "digits":
-        return found | remedies()
-    return {name: variant for name, variant in found.items() if name not in ONCE}
+        return found | warmed_and_corrected() | without_momentum(workload, 0.03)
+    found = {name: variant for name, variant in found.items() if name not in ONCE}
+    return found | without_momentum(workload, 0.003)
 
 
 ONCE = {"qsgd 3 bits", "terngrad, no clipping", "lags, c <= 1000"}
@@ -142,33 +150,42 @@ SPARSE = {
 }
 
 
-def remedies() -> dict[str, Variant]:
-    """Return what may help methods that fall short on ``digits``.
+def warmed_and_corrected() -> dict[str, Variant]:
+    """Return the papers' remedies for sparse methods that fall short on ``digits``.
 
     Warm-up takes epochs that ``char-lm`` does not have here; momentum correction is
     made for momentum SGD, and ``char-lm`` uses Adam.
     """
     found = {}
-    correcting = f"{__spec__.name}:{digits_for_correction.__name__}"
+    workload = f"{__spec__.name}:{digits_for_correction.__name__}"
     for kind in ("topk", "gtopk"):
         name = f"{kind} 1 %"
         found[f"{name}, warm-up"] = Variant(forced(kind), GTOPK_WARMUP)
         solve = forced(kind, momentum_correction=0.9)
         name = f"{name}, momentum correction"
-        found[name] = Variant(solve, (), correcting)
-        found[f"{name}, warm-up"] = Variant(solve, GTOPK_WARMUP, correcting)
-    plain = f"{__spec__.name}:{digits_without_momentum.__name__}"
+        found[name] = Variant(solve, (), workload)
+        found[f"{name}, warm-up"] = Variant(solve, GTOPK_WARMUP, workload)
+    found["gtopk 4 %"] = Variant(forced("gtopk", density=0.04))
+    return found
+
+
+def without_momentum(workload: str, tau: float) -> dict[str, Variant]:
+    """Return dense and what falls short, with an optimizer without momentum."""
+    make = {
+        "digits": digits_without_momentum,
+        "char-lm": char_lm_without_momentum,
+    }[workload]
     methods = {
         "dense": ("--solver", "single"),
         "topk 1 %": forced("topk"),
         "gtopk 1 %": forced("gtopk"),
-        "strom tau 0.03": forced("strom", tau=0.03),
-        "hybrid tau 0.03": forced("hybrid", tau=0.03),
+        f"strom tau {tau}": forced("strom", tau=tau),
+        f"hybrid tau {tau}": forced("hybrid", tau=tau),
     }
-    for name, solve in methods.items():
-        found[f"{name}, no momentum"] = Variant(solve, (), plain)
-    found["gtopk 4 %"] = Variant(forced("gtopk", density=0.04))
-    return found
+    return {
+        f"{name}, no momentum": Variant(solve, (), f"{__spec__.name}:{make.__name__}")
+        for name, solve in methods.items()
+    }
 
 
 def tuning_variants() -> dict[str, Variant]:
