@@ -1,0 +1,204 @@
+"""From a profile to a trained model, through the commands, on one host and on many."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from comm_plan.benchmarks.hosts import EmulatedHosts, supported
+from comm_plan.plans import Network, Plan, Profile, RunRecord
+from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.profiler import profile_from_model
+from comm_plan.runtime.workloads import load
+from comm_plan.tests import digits_by_ddp
+from comm_plan.tests.digits_by_ddp import in_double
+from comm_plan.tests.engines import ENGINES
+from comm_plan.tests.harness import real_ranks
+from comm_plan.tests.runtime.trainings import plan_for
+
+RANKS = 4
+STEPS = 50
+SEED = 5
+LINE = {"from_nbytes": 0, "alpha_s": 2e-4, "beta_s_per_byte": 1e-9}
+NETWORK = {
+    "schema": "comm-plan/network",
+    "version": 1,
+    "backend": "gloo",
+    "world_size": RANKS,
+    "collectives": {"allreduce": {"fit": {"segments": [LINE]}}},
+}
+COMMAND = [sys.executable, "-m", "comm_plan.cli"]
+
+
+def run(folder, *arguments):
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A folder with a measured profile of digits and an optimal plan for it."""
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "network.json").write_text(json.dumps(NETWORK))
+    run(folder, "profile", "digits", "--compressors", "none", "--iterations", 20)
+    run(folder, "solve", "profile.json", "network.json", "--solver", "optimal")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ddp_parameters():
+    ranks = real_ranks("gloo").run(RANKS, digits_by_ddp.train, STEPS, SEED)
+    for rank in ranks:
+        assert all(map(torch.equal, rank.values(), ranks[0].values()))
+    return ranks[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_optimal_plan_trains_the_parameters_of_ddp(planned, ddp_parameters, engine):
+    """The plan of digits, for digits in float64: see `digits_by_ddp`."""
+    initial = in_double().model
+    plan = Plan.load(planned / "plan.json")
+    fingerprint = model_fingerprint(initial)
+    same = plan.model.model_copy(update={"fingerprint": fingerprint})
+    plan.model_copy(update={"model": same}).save(planned / "double.json")
+    run(planned, "train", f"{digits_by_ddp.__file__}:in_double",
+        "--plan", "double.json", "--local-ranks", RANKS, "--backend", engine,
+        "--steps", STEPS, "--seed", SEED, "-o", f"{engine}.json",
+        "--checkpoint", engine)  # fmt: skip
+    last = planned / engine / f"step-{STEPS:08d}" / "rank-00000.pt"
+    ours = torch.load(last, weights_only=False)["model"]
+    assert set(ours) == set(ddp_parameters)
+    for name, start in initial.named_parameters():
+        theirs = ddp_parameters[name]
+        torch.testing.assert_close(ours[name], theirs, rtol=1e-10, atol=1e-12)
+        assert (theirs - start).abs().max() > 1e-2, "nothing was trained"
+    record = RunRecord.load(planned / f"{engine}.json")
+    assert (record.backend, record.world_size) == (engine, RANKS)
+    assert record.steps == STEPS
+
+
+def test_digits_reach_97_percent_under_an_optimal_plan(planned):
+    run(planned, "train", "digits", "--plan", "plan.json", "--local-ranks", RANKS)
+    record = RunRecord.load(planned / "run.json")
+    assert record.solver == "optimal"
+    assert record.evaluations[-1].metric == "accuracy"
+    assert record.evaluations[-1].value >= 0.97
+    plan = Plan.load(planned / "plan.json")
+    assert record.predicted_iteration_s == plan.predicted.iteration_s
+
+
+UNSUPPORTED = supported()
+hosts = pytest.mark.hosts
+needs_hosts = pytest.mark.skipif(UNSUPPORTED is not None, reason=str(UNSUPPORTED))
+
+
+def on_hosts(hosts, *arguments, **environment):
+    return hosts.run(
+        [*COMMAND, *map(str, arguments)],
+        env={"OMP_NUM_THREADS": "1", **environment},
+        timeout_s=200,
+    )
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """A folder with the profile of a small model, its times chosen."""
+    folder = tmp_path_factory.mktemp("hosts")
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(150, 150) for _ in range(6)), torch.nn.Linear(150, 10)
+    )
+    profile = profile_from_model(
+        model, torch.zeros(2, 150), name="small", batch_size=2,
+        forward_s=0.002, backward_s=0.004, update_s=0.001,
+    )  # fmt: skip
+    profile.save(folder / "profile.json")
+    return folder
+
+
+@hosts
+@needs_hosts
+def test_a_cluster_is_measured_planned_and_trained(replayed):
+    network, plan, record = (replayed / f"{n}.json" for n in ("network", "plan", "run"))
+    with EmulatedHosts(RANKS, "1gbit") as cluster:
+        sweep = on_hosts(
+            cluster, "benchmark-network", "-o", network,
+            "--max-bytes", 2**20, "--budget", 5,
+        )  # fmt: skip
+        assert [host.returncode for host in sweep] == [0] * RANKS, sweep
+        run(replayed, "solve", "profile.json", network, "-o", plan)
+        sent = [tx for _, tx in cluster.interface_bytes()]
+        steps = 12
+        training = on_hosts(
+            cluster, "train", f"replay:{replayed / 'profile.json'}",
+            "--plan", plan, "-o", record, "--steps", steps,
+        )  # fmt: skip
+        assert [host.returncode for host in training] == [0] * RANKS, training
+        sent = [
+            tx - before
+            for (_, tx), before in zip(cluster.interface_bytes(), sent, strict=True)
+        ]
+    measured, planned = Network.load(network), Plan.load(plan)
+    assert (measured.world_size, measured.backend) == (RANKS, "gloo")
+    assert measured.collectives["allreduce"].fit is not None
+    assert (planned.world_size, planned.solver) == (RANKS, "optimal")
+    found = RunRecord.load(record)
+    assert (found.steps, found.world_size, found.backend) == (steps, RANKS, "gloo")
+    assert len(found.hosts) == RANKS
+    assert found.predicted_iteration_s == planned.predicted.iteration_s
+    assert found.iteration.median_s > 0
+    parameters = found.traffic.dense_nbytes
+    assert parameters == 4 * sum(
+        t.numel for t in Profile.load(replayed / "profile.json").tensors
+    )
+    ring = 2 * (RANKS - 1) / RANKS * parameters * steps
+    assert all(nbytes > ring for nbytes in sent), "the hosts did not all-reduce"
+
+
+VICTIM = """
+import os, signal, time
+import torch
+from torch import nn
+
+def make():
+    def data(rank, world_size, epoch, seed):
+        for step in range(100_000):
+            if (step, rank) == (20, 2):
+                with open(os.environ["TIME_OF_DEATH"], "w") as stream:
+                    stream.write(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield torch.ones(3, 150), torch.zeros(3, dtype=torch.long)
+    return nn.Linear(150, 10), data, nn.CrossEntropyLoss()
+"""
+
+
+@hosts
+@needs_hosts
+def test_a_rank_killed_on_one_host_ends_the_others_which_name_it(tmp_path):
+    (tmp_path / "own.py").write_text(VICTIM)
+    workload = f"{tmp_path / 'own.py'}:make"
+    model = load(workload).model
+    plan_for(model, RANKS, per_bucket=1).save(tmp_path / "plan.json")
+    with EmulatedHosts(RANKS, "1gbit") as cluster:
+        results = on_hosts(
+            cluster, "train", workload, "--plan", tmp_path / "plan.json",
+            "-o", tmp_path / "run.json",
+            TIME_OF_DEATH=str(tmp_path / "time"),
+        )  # fmt: skip
+    lived_on_s = time.time() - float((tmp_path / "time").read_text())
+    assert lived_on_s < 30
+    assert results[2].returncode == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert results[rank].returncode == 1
+        lines = [li for li in results[rank].stderr.splitlines() if "error:" in li]
+        assert len(lines) == 1, results[rank].stderr
+        assert f"error: rank {rank}: rank 2 died" in lines[0]
+    assert not (tmp_path / "run.json").exists()
