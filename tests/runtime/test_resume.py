@@ -145,10 +145,9 @@ def one_line(run):
 
 def test_what_cannot_be_resumed_is_refused_in_one_line(tmp_path):
     plan = write_plan(tmp_path)
-    run = start(tmp_path, "run.json", *SAVE, "empty", "--resume")
-    assert "empty: no checkpoint to resume from" in one_line(run)
-
     plan.model_copy(update={"world_size": 1}).save(tmp_path / "plan.json")
+    run = start(tmp_path, "run.json", *SAVE, "empty", "--resume", ranks=1)
+    assert "empty: no checkpoint to resume from" in one_line(run)
 
     def save(transport):
         options = Options(steps=1, checkpoint=tmp_path / "two")
