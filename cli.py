@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -274,7 +275,10 @@ def train(
         Path | None, typer.Option(help="Folder for checkpoints.")
     ] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="Steps between two. 0: at the end of epochs.")
+        int,
+        typer.Option(
+            min=0, help="Steps between two. 0: only after epochs and at the end."
+        ),
     ] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
@@ -468,6 +472,8 @@ def main() -> NoReturn:
 
 def _fail(error: BaseException, code: int) -> NoReturn:
     _explain(error)
+    if code == InputError.exit_code and place().launcher in ("mpirun", "mpiexec"):
+        time.sleep(place().rank > 0)  # mpirun ends all ranks when the first one leaves
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may still sit in a collective that will never end.

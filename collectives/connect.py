@@ -194,6 +194,8 @@ def _mpi(
     transport = _mpi_world(here, device)
     try:
         yield transport
+    except InputError:
+        raise  # found on every rank: each leaves on its own
     except BaseException as error:
         report(error)
         transport.abort()

@@ -4,7 +4,6 @@ Started by test_engine.py on several ranks. Prints, on rank 0, a JSON object: sc
 -> "same", "close" or a description of the difference.
 """
 
-import contextlib
 import copy
 import json
 import traceback
@@ -277,8 +276,8 @@ def main():
         results[name] = bad[0] if bad else ("close" if "close" in everyone else "same")
     if dist.get_rank() == 0:
         print(json.dumps(results), flush=True)
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
+    dist.barrier()  # nobody leaves while gloo still serves another
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
