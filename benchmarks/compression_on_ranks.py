@@ -40,6 +40,7 @@ def _slowest(*costs: CompressionCost) -> CompressionCost:
     return costs[0].model_copy(
         update={
             "compress_s": max(cost.compress_s for cost in costs),
+            "encode_s": max(cost.encode_s for cost in costs),
             "decompress_s": max(cost.decompress_s for cost in costs),
         }
     )

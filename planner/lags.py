@@ -52,7 +52,20 @@ def solve(problem: Problem) -> Solution:
     options = [dense.except_on(ratios > 1), sparse]
     where = joint.cuts(problem, options)
     together = joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
-    return together or apart
+    return _dense_where_whole(together or apart, ratios, dense)
+
+
+def _dense_where_whole(solution: Solution, ratios: FloatArray, dense: Option) -> Solution:
+    """Return ``solution`` with buckets that send every element by all-reduce.
+
+    The search may leave them sparse where that costs nothing in time; it would still
+    send an index along with each element.
+    """
+    chosen = tuple(
+        dense if (ratios[start:stop] == 1).all() else option
+        for start, stop, option in solution.buckets()
+    )
+    return replace(solution, options=chosen)
 
 
 def ratio_per_tensor(problem: Problem) -> FloatArray:
