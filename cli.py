@@ -16,10 +16,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from comm_plan.plans import Document, Network
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.trainer import Event
+
+Number = TypeVar("Number", int, float)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -377,11 +379,11 @@ def simulate(
     from comm_plan.plans import Network, Profile
 
     documents = Profile.load(profile), Network.load(network)
-    sizes = _numbers("--world-sizes", world_sizes)
+    sizes = _numbers("--world-sizes", world_sizes, int)
     summaries = [
         summarise(
             *documents,
-            world_size=int(size),
+            world_size=size,
             link_bytes_per_s=None if link_gbits is None else link_gbits * 1e9 / 8,
             dense_layers=_names(dense_layers),
             settings=Settings(max_ratio=max_ratio),
@@ -528,7 +530,7 @@ def _connect(
     from comm_plan.collectives.connect import connect
 
     chosen: Any = backend or "auto"
-    if chosen not in ("auto", "gloo", "nccl", "mpi", "local"):
+    if chosen not in ("auto", "gloo", "nccl", "mpi"):
         raise InputError(f"backend {backend!r} is unknown: use gloo, nccl or mpi")
     with connect(
         chosen, device=device, timeout_s=timeout_s, report=_explain
@@ -598,9 +600,9 @@ def _kinds(text: str) -> tuple[str, ...]:
     return () if text == "none" else _names(text) or ()
 
 
-def _numbers(option: str, text: str) -> list[float]:
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
 
@@ -612,7 +614,7 @@ def _warmup(text: str | None) -> tuple[float, ...]:
         return ()
     if text == "paper":
         return GTOPK_WARMUP
-    densities = _numbers("--density-warmup", text)
+    densities = _numbers("--density-warmup", text, float)
     if not all(0 < density <= 1 for density in densities):
         raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")
     return tuple(densities)

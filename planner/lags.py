@@ -55,7 +55,9 @@ def solve(problem: Problem) -> Solution:
     return _dense_where_whole(together or apart, ratios, dense)
 
 
-def _dense_where_whole(solution: Solution, ratios: FloatArray, dense: Option) -> Solution:
+def _dense_where_whole(
+    solution: Solution, ratios: FloatArray, dense: Option
+) -> Solution:
     """Return ``solution`` with buckets that send every element by all-reduce.
 
     The search may leave them sparse where that costs nothing in time; it would still

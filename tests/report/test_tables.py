@@ -95,10 +95,7 @@ def test_run_without_a_prediction_claims_none():
 def test_run_tells_traffic_skipped_steps_and_the_last_evaluation():
     rows = dict(run_rows(RECORD))
     assert rows["steps"] == "100, 2 of them skipped"
-    assert (
-        rows["messages, per step"]
-        == "8.00 kB for 4.00 MB of gradients: 500x less"
-    )
+    assert rows["messages, per step"] == "8.00 kB for 4.00 MB of gradients: 500x less"
     assert rows["accuracy, held out"] == "0.9 after step 100"
 
 
