@@ -473,9 +473,12 @@ def main() -> NoReturn:
 
 
 def _fail(error: BaseException, code: int) -> NoReturn:
-    _explain(error)
-    if code == InputError.exit_code and place().launcher in ("mpirun", "mpiexec"):
-        time.sleep(place().rank > 0)  # mpirun ends all ranks when the first one leaves
+    """Say what is wrong, if all ranks found it only once, and leave."""
+    here = place()
+    if here.rank == 0 or not isinstance(error, InputError):
+        _explain(error)
+    elif here.launcher in ("mpirun", "mpiexec"):
+        time.sleep(1)  # mpirun ends all ranks when the first one leaves
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may still sit in a collective that will never end.
@@ -483,12 +486,10 @@ def _fail(error: BaseException, code: int) -> NoReturn:
 
 
 def _explain(error: BaseException) -> None:
-    """Print ``error`` in one line; what is wrong on all ranks only once."""
+    """Print ``error`` in one line."""
     here = place()
     if os.environ.get("COMM_PLAN_DEBUG"):
         traceback.print_exception(error)
-    if isinstance(error, InputError) and here.rank > 0:
-        return
     text = " ".join(str(error).split())
     if not isinstance(error, CommPlanError):
         text = f"{type(error).__name__}: {text} (--debug shows where)"

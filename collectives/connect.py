@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -42,6 +43,9 @@ from comm_plan.errors import CollectiveError, InputError, PeerError
 
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
+
+_RANK_0_FIRST_S = 1.0
+"""Bad input is mostly found by all ranks; rank 0 says so and ends the others."""
 
 _current: list[Transport] = []  # of the open blocks, the innermost last
 
@@ -194,11 +198,11 @@ def _mpi(
     transport = _mpi_world(here, device)
     try:
         yield transport
-    except InputError:
-        raise  # found on every rank: each leaves on its own
     except BaseException as error:
+        if isinstance(error, InputError) and transport.rank > 0:
+            time.sleep(_RANK_0_FIRST_S)
         report(error)
-        transport.abort()
+        transport.abort(getattr(error, "exit_code", 1))
         raise
 
 

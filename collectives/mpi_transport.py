@@ -127,9 +127,9 @@ class MpiTransport(Transport):
         if self._owns_communicator:
             self._comm.Free()
 
-    def abort(self) -> None:
+    def abort(self, exit_code: int = 1) -> None:
         """End every rank of the run."""
-        MPI.COMM_WORLD.Abort(1)
+        MPI.COMM_WORLD.Abort(exit_code)
 
     def _reduce_half(self, tensor: torch.Tensor, operation: Operation) -> None:
         if operation == "max":

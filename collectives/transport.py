@@ -88,5 +88,5 @@ class Transport(ABC):
     def close(self) -> None:
         """Give the engine's resources back; no call may follow."""
 
-    def abort(self) -> None:  # noqa: B027  (most transports need nothing)
+    def abort(self, exit_code: int = 1) -> None:  # noqa: B027  (most need nothing)
         """Take the whole run down after a failure, where the launcher would not."""
