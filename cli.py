@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from comm_plan import __version__, screen
-from comm_plan.collectives.ranks import place
+from comm_plan.collectives.ranks import RANK_0_FIRST_S, place
 from comm_plan.errors import CommPlanError, InputError
 
 if TYPE_CHECKING:
@@ -478,7 +478,7 @@ def _fail(error: BaseException, code: int) -> NoReturn:
     if here.rank == 0 or not isinstance(error, InputError):
         _explain(error)
     elif here.launcher in ("mpirun", "mpiexec"):
-        time.sleep(1)  # mpirun ends all ranks when the first one leaves
+        time.sleep(RANK_0_FIRST_S)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may still sit in a collective that will never end.

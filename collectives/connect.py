@@ -36,16 +36,18 @@ from comm_plan.collectives.launch import free_port
 from comm_plan.collectives.links import reachable_address
 from comm_plan.collectives.liveness import Liveness
 from comm_plan.collectives.local_transport import LocalTransport
-from comm_plan.collectives.ranks import Place, meeting_point, place
+from comm_plan.collectives.ranks import (
+    RANK_0_FIRST_S,
+    Place,
+    meeting_point,
+    place,
+)
 from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.collectives.transport import Transport
 from comm_plan.errors import CollectiveError, InputError, PeerError
 
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
-
-_RANK_0_FIRST_S = 1.0
-"""Bad input is mostly found by all ranks; rank 0 says so and ends the others."""
 
 _current: list[Transport] = []  # of the open blocks, the innermost last
 
@@ -200,7 +202,7 @@ def _mpi(
         yield transport
     except BaseException as error:
         if isinstance(error, InputError) and transport.rank > 0:
-            time.sleep(_RANK_0_FIRST_S)
+            time.sleep(RANK_0_FIRST_S)
         report(error)
         transport.abort(getattr(error, "exit_code", 1))
         raise

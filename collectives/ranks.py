@@ -24,6 +24,13 @@ _LAUNCHERS = {
 _LOCAL_RANK_OPTIONAL = {"torchrun"}  # some schedulers set RANK and WORLD_SIZE only
 
 
+RANK_0_FIRST_S = 1.0
+"""How long other ranks wait with bad input, which mostly all find, under MPI.
+
+mpirun ends all ranks when the first one leaves, and rank 0 is to say what is wrong.
+"""
+
+
 @dataclass(frozen=True)
 class Place:
     """A process's place in a run: its rank and who started it."""

@@ -112,26 +112,21 @@ def read_schema(path: str | os.PathLike[str]) -> object:
     return _parse(_read(path), str(path)).get("schema")
 
 
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` through a temporary file beside it.
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write ``content``, text as UTF-8, to ``path`` through a temporary file beside it.
 
     Raises:
         OutputError: the file cannot be written; whatever was there is untouched.
     """
-    target = Path(path)
+    raw = content.encode() if isinstance(content, str) else content
+    handle, temporary = _temporary_beside(path)
     try:
-        handle, temporary = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name}."
-        )
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
@@ -141,17 +136,23 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         OutputError: the folder is missing or not writable, or ``path`` is a folder.
     """
-    target = Path(path)
-    if target.is_dir():
+    if Path(path).is_dir():
         raise OutputError(f"{path}: cannot be written: it is a folder")
+    handle, temporary = _temporary_beside(path)
+    os.close(handle)
+    temporary.unlink()
+
+
+def _temporary_beside(path: str | os.PathLike[str]) -> tuple[int, Path]:
+    """Return a new file in the folder of ``path``, open, and its name."""
+    target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(
             dir=target.parent, prefix=f".{target.name}."
         )
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
-    os.close(handle)
-    Path(temporary).unlink()
+    return handle, Path(temporary)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from comm_plan import units
-from comm_plan.errors import InputError, OutputError
+from comm_plan.errors import InputError
+from comm_plan.plans import write_atomically
 from comm_plan.report.palette import COLORS, EXPOSED, INK, QUIET_INK, color
 from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s
 
@@ -43,11 +43,7 @@ def save_png(
         InputError: matplotlib is not installed.
         OutputError: the file cannot be written.
     """
-    picture = png(timelines, title)
-    try:
-        Path(path).write_bytes(picture)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+    write_atomically(path, png(timelines, title))
 
 
 def png(timelines: Sequence[Timeline], title: str) -> bytes:
