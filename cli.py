@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from comm_plan import __version__, screen
-from comm_plan.collectives.ranks import RANK_0_FIRST_S, place
 from comm_plan.errors import CommPlanError, InputError
+from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
-    from comm_plan.collectives.transport import Transport
     from comm_plan.plans import Document, Network
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.trainer import Event
+    from comm_plan.transports.base import Transport
 
 Number = TypeVar("Number", int, float)
 
@@ -116,7 +116,7 @@ def profile(
     _start_ranks(local_ranks, backend)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import compression_costs, measure
-    from comm_plan.runtime.workloads import load
+    from comm_plan.workloads import load
 
     check_writable(output)
     options = {} if batch_size is None else {"batch_size": batch_size}
@@ -316,7 +316,7 @@ def train(
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
-    from comm_plan.runtime.workloads import load
+    from comm_plan.workloads import load
 
     if resume and checkpoint is None:
         raise InputError("--resume needs --checkpoint FOLDER to resume from")
@@ -412,12 +412,12 @@ def report(
 ) -> None:
     """Draw the timeline of one iteration under each solver."""
     from comm_plan.planner import find_solver
-    from comm_plan.planner.documents import pose
+    from comm_plan.planner.documents import make_problem
     from comm_plan.plans import Network, Profile
     from comm_plan.report.save import save
 
     measured, cluster = Profile.load(profile), Network.load(network)
-    problem = pose(measured, cluster, world_size)
+    problem = make_problem(measured, cluster, world_size)
     drawn = [
         screen.picture(name, measured, problem, find_solver(name)(problem))
         for name in _names(solvers) or ()
@@ -505,7 +505,7 @@ def _start_ranks(local_ranks: int | None, backend: str | None) -> None:
         raise InputError(
             f"--local-ranks under {place().launcher}: leave one of the two out"
         )
-    from comm_plan.collectives.launch import run_local
+    from comm_plan.transports.launch import run_local
 
     command = [sys.executable, "-m", "comm_plan.cli", *_without_local_ranks()]
     code = run_local(command, local_ranks, backend or "gloo")
@@ -528,7 +528,7 @@ def _connect(
     backend: str | None, device: str | None, timeout_s: float = 300.0
 ) -> Iterator[Transport]:
     """Join the run that the launcher's environment describes."""
-    from comm_plan.collectives.connect import connect
+    from comm_plan.transports.connect import connect
 
     chosen: Any = backend or "auto"
     if chosen not in ("auto", "gloo", "nccl", "mpi"):

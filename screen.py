@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from comm_plan import units
-from comm_plan.collectives.ranks import place
+from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -35,12 +35,12 @@ from typing import Any
 
 import torch
 
-from comm_plan.collectives.connect import connect
-from comm_plan.collectives.launch import run_local
 from comm_plan.plans import CollectiveCost, Fit, Network, Plan, RunRecord, Segment
 from comm_plan.runtime.trainer import GTOPK_WARMUP, Options, train
-from comm_plan.runtime.workloads import load
-from comm_plan.runtime.workloads.base import Workload
+from comm_plan.transports.connect import connect
+from comm_plan.transports.launch import run_local
+from comm_plan.workloads import load
+from comm_plan.workloads.base import Workload
 
 RANKS = 4
 STEPS = {"digits": 220, "char-lm": 120}

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.costs import rounds
 from comm_plan.collectives.top_of_sum import merger
-from comm_plan.collectives.torch_transport import TorchTransport
-from comm_plan.collectives.transport import Transport
 from comm_plan.commbench.sweep import geometric_sizes, measure
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.plans import CompressorSpec, Dense, TopK
+from comm_plan.transports.base import Transport
+from comm_plan.transports.distributed import TorchTransport
 
 Aggregate = Callable[[], int]
 

@@ -22,7 +22,7 @@ from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import module, require_hosts, run_all
 from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.collectives.costs import CLOSED_FORMS
-from comm_plan.planner.what_if import collective_curve
+from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.plans import Network
 
 METHODS = {"dense": "allreduce", "topk": "allgather", "gtopk": "gtopk"}

@@ -17,10 +17,10 @@ import argparse
 import torch
 import torch.distributed as dist
 
-from comm_plan.collectives.torch_transport import TorchTransport
-from comm_plan.collectives.transport import Transport
 from comm_plan.commbench.sweep import geometric_sizes, measure
 from comm_plan.plans.network import Network
+from comm_plan.transports.base import Transport
+from comm_plan.transports.distributed import TorchTransport
 
 TARGET = 0.10
 
@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
 
 def _connect(backend: str) -> Transport:
     if backend == "mpi":
-        from comm_plan.collectives.mpi_transport import MpiTransport
+        from comm_plan.transports.mpi import MpiTransport
 
         return MpiTransport()
     if backend == "nccl":

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from comm_plan.collectives.launch import (
+from comm_plan.transports.launch import (
     Process,
     end_processes,
     start_process,

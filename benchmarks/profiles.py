@@ -8,7 +8,7 @@ import torch
 
 from comm_plan.plans import Profile
 from comm_plan.profiler import profile_from_model
-from comm_plan.runtime.workloads.resnet import ResNet50
+from comm_plan.workloads.resnet import ResNet50
 
 FORWARD_S = 0.100
 BACKWARD_S = 0.200

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.plans import Plan
 from comm_plan.runtime import Engine
-from comm_plan.runtime.workloads.replay import replay
+from comm_plan.transports.distributed import TorchTransport
+from comm_plan.workloads.replay import replay
 
 Step = Callable[[], None]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from comm_plan.planner import BASELINES, SOLVERS, pose, solve
+from comm_plan.planner import BASELINES, SOLVERS, make_problem, solve
 from comm_plan.plans import (
     CollectiveCost,
     Device,
@@ -115,7 +115,7 @@ def main() -> None:
     ):
         for size in sizes:
             profile = random_profile(size)
-            problem = pose(profile, network)
+            problem = make_problem(profile, network)
             times = [
                 fastest_s(lambda name=name, given=problem: SOLVERS[name](given))
                 for name in BASELINES

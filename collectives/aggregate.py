@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from comm_plan.collectives import allgather, allreduce, gtopk
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 Aggregation = Callable[[Transport, Any], int]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from comm_plan.collectives.message import Codec, Message, pack, unpack
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 _HEADER = torch.int64
 

@@ -7,7 +7,7 @@ levels in int8.
 from __future__ import annotations
 
 from comm_plan.collectives.message import Codec, message_nbytes
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 
 def aggregate(transport: Transport, codec: Codec) -> int:

@@ -28,7 +28,7 @@ import torch
 
 from comm_plan.collectives.message import Codec, Message, message_nbytes, pack, unpack
 from comm_plan.collectives.top_of_sum import merger
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 
 class SparseCodec(Codec, Protocol):

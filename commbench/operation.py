@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 _PERIOD = 251  # a prime, so that the parts of no world size look alike
 

@@ -33,12 +33,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from comm_plan.collectives.transport import Transport
 from comm_plan.commbench.fit import fit
 from comm_plan.commbench.operation import Operation
 from comm_plan.commbench.operations import OPERATIONS
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
+from comm_plan.transports.base import Transport
 
 BURST = (4, 1)
 """Calls in an iteration: up to :data:`BURST_NBYTES`, and above."""

@@ -75,7 +75,7 @@ class Compressor(ABC):
     dtypes: tuple[str, ...] = ("float32",)
     """Gradient dtypes that the compressor takes."""
 
-    linear = False
+    carries_nonfinite = False
     """Whether messages are summed as plain numbers: inf or NaN reaches every rank."""
 
     needs_second_moments = False

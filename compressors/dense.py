@@ -29,7 +29,7 @@ class DenseCompressor(Compressor):
     """
 
     dtypes = ("float32", "float64", "float16", "bfloat16")
-    linear = True
+    carries_nonfinite = True
 
     def __init__(
         self, spec: Any, collective: str, slots: Sequence[Slot], context: Context

@@ -28,7 +28,7 @@ class HalfCompressor(Compressor):
     """Sends 16-bit floats; ``spec.kind`` says which."""
 
     dtypes = ("float32", "float16", "bfloat16")
-    linear = True
+    carries_nonfinite = True
 
     def __init__(
         self, spec: Any, collective: str, slots: Sequence[Slot], context: Context

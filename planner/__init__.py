@@ -18,8 +18,8 @@ from comm_plan.planner import (
     threshold,
     wfbp,
 )
-from comm_plan.planner.compression_cost import method
-from comm_plan.planner.documents import pose, write
+from comm_plan.planner.documents import make_problem, to_plan
+from comm_plan.planner.prices import method
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Plan
@@ -79,7 +79,7 @@ def solve(
         link_bytes_per_s: a rank's link speed, for the lower bound. None: the best bus
             bandwidth that ``network`` shows.
         compressor: how every bucket is compressed, one of
-            ``compression_cost.METHODS``; None: dense, unless the solver decides.
+            ``prices.METHODS``; None: dense, unless the solver decides.
         options: fields of the compressor's spec that shall differ from the default.
         dense_layers: patterns of layers or tensors never to be compressed. None: those
             that the method keeps dense by default.
@@ -104,7 +104,9 @@ def solve(
             f"solver {solver} chooses the compressor itself: leave {compressor!r} out, "
             "or use solver optimal"
         )
-    dense = pose(profile, network, world_size, dense_layers, settings or Settings())
+    dense = make_problem(
+        profile, network, world_size, dense_layers, settings or Settings()
+    )
     problem = dense
     if compressor is not None:
         spec, collective = method(compressor, **(options or {}))
@@ -115,4 +117,4 @@ def solve(
         for name in BASELINES
         if name != solver
     }
-    return write(problem, solver, solution, baselines, link_bytes_per_s)
+    return to_plan(problem, solver, solution, baselines, link_bytes_per_s)

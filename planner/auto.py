@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comm_plan.planner import joint, optimal
-from comm_plan.planner.compression_cost import method
 from comm_plan.planner.option import Option
+from comm_plan.planner.prices import method
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import CompressorSpec, Dense, TopK
 

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from comm_plan.errors import InputError
-from comm_plan.planner.compression_cost import Prices
+from comm_plan.planner.collective_cost import best_bus_bandwidth
+from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, lower_bound_s
-from comm_plan.planner.what_if import best_bus_bandwidth
 from comm_plan.plans.compression import Dense
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile
 
 
-def pose(
+def make_problem(
     profile: Profile,
     network: Network,
     world_size: int | None = None,
@@ -53,7 +53,7 @@ def pose(
     )
 
 
-def write(
+def to_plan(
     problem: Problem,
     solver: str,
     solution: Solution,

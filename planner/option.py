@@ -50,7 +50,7 @@ class Option:
         compressor: the spec; a top-k spec may hold one density per tensor [L].
         collective: which collective carries it.
         ratio: how much of the gradient's information is left out, as a factor; 1 for
-            dense (see ``compression_cost.ratio``).
+            dense (see ``prices.ratio``).
         legs: the collective calls, one after another.
         compress_s: [L + 1] prefix sums of the time on the compute stream.
         codec_s: [L + 1] prefix sums of the time to encode and to decode.

@@ -18,11 +18,11 @@ import numpy as np
 from comm_plan.errors import InputError
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
-from comm_plan.planner.schedule import BucketTimes, Compute, Timeline, simulate
+from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
 from comm_plan.plans.compression import Dense
 
 if TYPE_CHECKING:
-    from comm_plan.planner.compression_cost import Prices
+    from comm_plan.planner.prices import Prices
 
 DDP_CAPS = (1 << 20, 25 << 20)
 HOROVOD_CAPS = (128 << 20,)
@@ -36,7 +36,7 @@ class Settings:
         caps_nbytes: ``threshold`` closes a dtype's first bucket at the first cap, and
             so on; the last cap stays. Higher: fewer buckets.
         max_ratio: upper bound on numel / k for sparse compressors (LAGS: c_u).
-        allow: what ``auto`` may use, of ``compression_cost.METHODS``; None: all that
+        allow: what ``auto`` may use, of ``prices.METHODS``; None: all that
             can be priced.
         tolerance: how much slower than the fastest plan ``auto`` may be in order to
             compress less, as a share of the iteration time.
@@ -131,7 +131,7 @@ class Problem:
         ends = np.asarray(stops, dtype=np.int64)
         return Solution(ends, tuple(self.assigned[stop - 1] for stop in ends.tolist()))
 
-    def simulate(self, solution: Solution) -> Timeline:
+    def simulate(self, solution: Solution) -> Schedule:
         """Return the timeline of an iteration under ``solution``."""
         return simulate(self.compute, solution.stops, solution.times())
 

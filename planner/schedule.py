@@ -59,7 +59,7 @@ class BucketTimes:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class Schedule:
     """When what happens, in seconds from the start of the iteration.
 
     Attributes:
@@ -83,7 +83,7 @@ class Timeline:
     exposed_s: float
 
 
-def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Timeline:
+def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Schedule:
     """Return the timeline of the buckets that end at ``stops`` [B]."""
     compressed = np.cumsum(times.compress_s)
     ready = compute.ready_s[stops - 1] + compressed
@@ -91,7 +91,7 @@ def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Timeline:
     _, free = _channel(ready, times.codec_s)
     compute_end = compute.backward_end_s + float(compressed[-1])
     end = max(compute_end, float(finish[-1]))
-    return Timeline(
+    return Schedule(
         stops=stops,
         times=times,
         ready_s=ready,

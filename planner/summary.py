@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from comm_plan.errors import InputError
 from comm_plan.planner import CHOOSE_COMPRESSION, SOLVERS
-from comm_plan.planner.documents import dense_lower_bound_s, pose
+from comm_plan.planner.documents import dense_lower_bound_s, make_problem
 from comm_plan.planner.problem import Settings
 from comm_plan.plans.network import Network
 from comm_plan.plans.profile import Profile
@@ -78,7 +78,7 @@ def summarise(
     Raises:
         InputError: not even a dense plan can be made.
     """
-    problem = pose(profile, network, world_size, dense_layers, settings)
+    problem = make_problem(profile, network, world_size, dense_layers, settings)
     bound = dense_lower_bound_s(problem, link_bytes_per_s)
     rows, left_out = [], {}
     for name, solver in SOLVERS.items():

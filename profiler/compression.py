@@ -154,7 +154,7 @@ def _measured(
         compressor.step = step
         begin_s = _now(device)
         for index in range(tensors):
-            if not compressor.linear:
+            if not compressor.carries_nonfinite:
                 gradient.sum()
             compressor.add(index, gradient, second_moment)
         added_s = _now(device)

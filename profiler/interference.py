@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 
 @contextmanager

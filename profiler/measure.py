@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.collectives.transport import Transport
 from comm_plan.errors import InputError
 from comm_plan.plans import (
     DTYPE_NBYTES,
@@ -37,6 +36,7 @@ from comm_plan.profiler.environment import (
 from comm_plan.profiler.interference import background_all_reduce
 from comm_plan.profiler.ranks import slowest_of
 from comm_plan.profiler.timings import Measurable, Progress, Seconds, Timings, Trial
+from comm_plan.transports.base import Transport
 
 MIN_ITERATIONS = 20
 """Fewer give no stable medians."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import compressor_class
 from comm_plan.errors import MismatchError
 from comm_plan.plans import Plan
 from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
+from comm_plan.transports.base import Transport
 
 
 def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from comm_plan.collectives.aggregate import AGGREGATIONS
-from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
 from comm_plan.compressors.dense import DenseCompressor
 from comm_plan.plans import Bucket as PlannedBucket
 from comm_plan.runtime.guard import is_finite
+from comm_plan.transports.base import Transport
 
 
 class Bucket:

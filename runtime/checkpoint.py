@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from comm_plan.collectives.transport import Transport
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans.document import make_folder
 from comm_plan.runtime import randomness
 from comm_plan.runtime.engine import Engine
+from comm_plan.transports.base import Transport
 
 KEEP = 2  # newest checkpoints; one is not enough if the disk fills while writing
 

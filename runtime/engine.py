@@ -35,8 +35,6 @@ from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from comm_plan.collectives.connect import current_transport
-from comm_plan.collectives.transport import Transport
 from comm_plan.compressors.base import Context
 from comm_plan.errors import InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, load_plan
@@ -46,6 +44,8 @@ from comm_plan.runtime.bucket import Bucket
 from comm_plan.runtime.communication import CommunicationThread, Pending
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.guard import Guard
+from comm_plan.transports.base import Transport
+from comm_plan.transports.connect import current_transport
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
 
@@ -124,7 +124,9 @@ class Engine:
         self._thread = CommunicationThread(transport.device)
         parameters = trainable(model)
         self._buckets = self._build_buckets(parameters, seed)
-        self._guarded = not all(bucket.compressor.linear for bucket in self._buckets)
+        self._guarded = not all(
+            bucket.compressor.carries_nonfinite for bucket in self._buckets
+        )
         self._second_moments = second_moments or self._exact_second_moments()
         self._sync = True
         self._begin_step()
@@ -304,7 +306,7 @@ class Engine:
             )
         gradient = gradient.detach().flatten()
         moment = self._second_moment(place, bucket)
-        if not bucket.compressor.linear:
+        if not bucket.compressor.carries_nonfinite:
             gradient, moment = self._guard.admit(place.name, gradient, moment)
         bucket.add(place.index, gradient, moment)
         self._launch_complete()
@@ -418,7 +420,7 @@ class Engine:
         if self.on_nonfinite == "propagate":
             return None
         for bucket in self._buckets:
-            if bucket.compressor.linear and not bucket.is_finite():
+            if bucket.compressor.carries_nonfinite and not bucket.is_finite():
                 return "some rank"
         return None
 

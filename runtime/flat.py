@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from comm_plan.collectives.transport import Transport
+from comm_plan.transports.base import Transport
 
 
 def broadcast_tensors(

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.collectives.transport import Transport
 from comm_plan.plans import (
     BucketTraffic,
     Evaluation,
@@ -33,7 +32,8 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.bucket import Bucket
 from comm_plan.runtime.checkpoint import Checkpoints, Progress
 from comm_plan.runtime.engine import Engine, OnNonFinite
-from comm_plan.runtime.workloads.base import Workload
+from comm_plan.transports.base import Transport
+from comm_plan.workloads.base import Workload
 
 WARMUP_STEPS = 3
 """First steps whose times are left out: allocations, first touches, connections."""

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from comm_plan.collectives.torch_transport import TorchTransport
-from comm_plan.runtime.workloads import load
-from comm_plan.runtime.workloads.base import Workload
+from comm_plan.transports.distributed import TorchTransport
+from comm_plan.workloads import load
+from comm_plan.workloads.base import Workload
 
 
 def in_double() -> Workload:

@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from comm_plan.collectives.transport import Operation, Transport
 from comm_plan.errors import CollectiveError
+from comm_plan.transports.base import Operation, Transport
 
 MAX_RANKS = 9
 TIMEOUT_S = 60.0
@@ -330,7 +330,7 @@ def _hello(folder: str, rank: int) -> Connection:
 def _gloo_rank(folder: str, rank: int) -> None:
     import torch.distributed as dist
 
-    from comm_plan.collectives.torch_transport import TorchTransport
+    from comm_plan.transports.distributed import TorchTransport
 
     timeout = timedelta(seconds=TIMEOUT_S / 2)
     dist.init_process_group(
@@ -371,7 +371,7 @@ def _gloo_ranks(folder: str) -> None:
 def _mpi_rank(folder: str) -> None:
     from mpi4py import MPI
 
-    from comm_plan.collectives.mpi_transport import MpiTransport
+    from comm_plan.transports.mpi import MpiTransport
 
     rank = MPI.COMM_WORLD.Get_rank()
     transports: dict[int, Transport] = {}

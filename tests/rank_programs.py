@@ -10,9 +10,9 @@ import torch
 
 from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.message import Message, message_nbytes
-from comm_plan.collectives.transport import Transport
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Slot
+from comm_plan.transports.base import Transport
 
 
 @dataclass

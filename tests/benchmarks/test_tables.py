@@ -9,7 +9,6 @@ from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.aggregations_on_hosts import total_nbytes
 from comm_plan.collectives import gtopk
 from comm_plan.collectives.costs import CLOSED_FORMS
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.plans import (
     Bucket,
     Dense,
@@ -26,6 +25,7 @@ from comm_plan.plans import (
     fingerprint,
 )
 from comm_plan.runtime import Engine
+from comm_plan.transports.local import LocalTransport
 
 NUMELS = (7, 1000, 33)
 SPECS = [

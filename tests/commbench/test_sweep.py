@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.commbench.operations import OPERATIONS
 from comm_plan.commbench.sweep import ITERATIONS, SYNC, geometric_sizes, measure
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
 from comm_plan.plans.network import COLLECTIVES
 from comm_plan.tests.harness import ThreadTransport, run_ranks
+from comm_plan.transports.local import LocalTransport
 
 SIZES = (4, 100, 4096)
 

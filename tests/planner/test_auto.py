@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings, solve
-from comm_plan.planner.documents import pose
+from comm_plan.planner.documents import make_problem
 
 COSTS = {"topk": (2e-5, 1e-9), "terngrad": (2e-5, 1e-9), "fp16": (1e-5, 2e-10)}
 
@@ -54,7 +54,7 @@ def test_lossless_auto_is_optimal_merging(build):
 @given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
 def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
     rng = np.random.default_rng(seed)
-    problem = pose(_profile(build, rng, 8), _network(build, beta))
+    problem = make_problem(_profile(build, rng, 8), _network(build, beta))
     found = problem.simulate(SOLVERS["auto"](problem)).iteration_s
     for name, solver in SOLVERS.items():
         other = problem.simulate(solver(problem)).iteration_s
@@ -67,7 +67,7 @@ def test_more_tolerance_never_means_a_higher_ratio(build, seed):
     profile, network = _profile(build, rng), _network(build, 3e-8)
     largest = []
     for tolerance in (0.0, 0.02, 0.2, 5.0):
-        problem = pose(profile, network, settings=Settings(tolerance=tolerance))
+        problem = make_problem(profile, network, settings=Settings(tolerance=tolerance))
         solution = SOLVERS["auto"](problem)
         largest.append(max(option.ratio for option in solution.options))
     assert largest == sorted(largest, reverse=True)
@@ -77,7 +77,9 @@ def test_no_bucket_can_be_compressed_less_within_the_tolerance(build):
     from comm_plan.planner.auto import menu
     from comm_plan.planner.problem import Solution
 
-    problem = pose(_profile(build, np.random.default_rng(1)), _network(build, 3e-8))
+    problem = make_problem(
+        _profile(build, np.random.default_rng(1)), _network(build, 3e-8)
+    )
     solution = SOLVERS["auto"](problem)
     fastest_possible = problem.compute.alone_s
     reached = problem.simulate(solution).iteration_s

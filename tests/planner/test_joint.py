@@ -7,7 +7,7 @@ import pytest
 
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.auto import menu
-from comm_plan.planner.documents import pose
+from comm_plan.planner.documents import make_problem
 from comm_plan.planner.problem import Settings, Solution
 
 KINDS = ("fp16", "topk", "terngrad")
@@ -30,7 +30,7 @@ def _random_problem(build, rng, tensors, dtypes=None):
         ),
     )
     settings = Settings(allow=("topk", *KINDS), max_ratio=100)
-    return pose(profile, network, settings=settings)
+    return make_problem(profile, network, settings=settings)
 
 
 def _brute_force(problem, options):

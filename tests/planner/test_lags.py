@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from comm_plan.planner import Settings, solve
-from comm_plan.planner.documents import pose
+from comm_plan.planner.documents import make_problem
 from comm_plan.planner.lags import RATIOS, ratio_per_tensor
 from comm_plan.plans.compression import TopK
 
@@ -23,7 +23,7 @@ def _problem(build, gaps, beta, max_ratio=1000.0, layers=None):
         allreduce=build.fit((0, 0.0, 1.5 * beta)),
         allgather=build.fit((0, 0.0, 0.75 * beta)),
     )
-    return pose(profile, network, settings=Settings(max_ratio=max_ratio))
+    return make_problem(profile, network, settings=Settings(max_ratio=max_ratio))
 
 
 def test_the_ratio_is_the_smallest_that_hides(build):
@@ -82,7 +82,7 @@ def test_a_small_dense_tensor_travels_with_its_sparse_neighbours(build):
     profile = build.profile(gaps, [NUMEL, 10, NUMEL, 10], compression=costs)
     start_up = build.fit((0, 1e-2, 1e-9))
     network = build.network(4, allreduce=start_up, allgather=start_up)
-    problem = pose(profile, network)
+    problem = make_problem(profile, network)
     assert ratio_per_tensor(problem).tolist() == [1000.0, 1.0, 1000.0, 1000.0]
     plan = solve(profile, network, "lags")
     densities = {}

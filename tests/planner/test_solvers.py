@@ -7,7 +7,7 @@ import pytest
 
 from comm_plan.errors import InputError
 from comm_plan.planner import BASELINES, CHOOSE_COMPRESSION, SOLVERS, Settings, solve
-from comm_plan.planner.compression_cost import METHODS
+from comm_plan.planner.prices import METHODS
 from comm_plan.plans import Plan
 
 MEASURED = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from comm_plan.plans import Device, Model, Profile, TensorTiming, fingerprint
 from comm_plan.profiler import measure, stopwatch
-from comm_plan.runtime.workloads import load, replay
+from comm_plan.workloads import load, replay
 
 
 class FakeTime:

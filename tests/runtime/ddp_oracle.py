@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from comm_plan import parallelize
-from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.plans import Bucket, Plan, PlannedModel
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.transports.distributed import TorchTransport
 
 STEPS = 4
 BATCH = 6

@@ -18,10 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from comm_plan.collectives.torch_transport import TorchTransport
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.runtime.workloads.user import from_parts
 from comm_plan.tests.runtime.trainings import (
     BATCH,
     CLASSES,
@@ -34,6 +32,8 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.transports.distributed import TorchTransport
+from comm_plan.workloads.user import from_parts
 
 STEPS = 2 * EPOCH_STEPS + 3
 EVERY = 3

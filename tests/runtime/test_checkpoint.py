@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.errors import CollectiveError, InputError, OutputError
 from comm_plan.plans import TopK
 from comm_plan.runtime.checkpoint import KEEP
@@ -17,6 +16,7 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.transports.local import LocalTransport
 
 
 def run(folder, steps, transport=None, *, resume=False, every=1, dies=None):

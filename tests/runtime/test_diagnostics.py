@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from comm_plan import parallelize
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import Dense, TernGrad, TopK, Vgc
 from comm_plan.plans.parameters import trainable
@@ -15,6 +14,7 @@ from comm_plan.runtime.diagnostics import measure, writer
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
+from comm_plan.transports.local import LocalTransport
 
 DENSITY = 0.1
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.plans import (
     COLLECTIVES_OF,
     Bucket,
@@ -22,10 +21,11 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.runtime.workloads import load
 from comm_plan.tests.harness import mpirun, run_ranks
 from comm_plan.tests.runtime.mortal import CHECKPOINT_EVERY, EPOCH_STEPS, RANKS
 from comm_plan.tests.runtime.trainings import METHODS, net, plan_for, workload
+from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads import load
 
 HERE = Path(__file__).parent
 WORKLOAD = f"{HERE / 'mortal.py'}:make"

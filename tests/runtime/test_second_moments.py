@@ -13,7 +13,7 @@ from comm_plan.runtime.second_moments import (
     MicroBatchSecondMoments,
     closed_forms,
 )
-from comm_plan.runtime.workloads.char_lm import CharGpt
+from comm_plan.workloads.char_lm import CharGpt
 
 quick = settings(max_examples=15, deadline=None)
 sizes = st.integers(1, 4)

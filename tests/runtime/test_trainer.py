@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from comm_plan.collectives.local_transport import LocalTransport
 from comm_plan.errors import NonFiniteError
 from comm_plan.plans import Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
@@ -20,8 +19,6 @@ from comm_plan.runtime.trainer import (
     parameters_sha256,
     train,
 )
-from comm_plan.runtime.workloads import load
-from comm_plan.runtime.workloads.data import cross_entropy
 from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
@@ -30,6 +27,9 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads import load
+from comm_plan.workloads.data import cross_entropy
 
 NUMELS = [[5, 80], [16, 192]]  # of the two buckets
 FIXED_LENGTH = {

@@ -20,8 +20,8 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.plans.parameters import model_fingerprint, trainable
-from comm_plan.runtime.workloads.base import Workload
-from comm_plan.runtime.workloads.data import cross_entropy, shards
+from comm_plan.workloads.base import Workload
+from comm_plan.workloads.data import cross_entropy, shards
 
 METHODS = {
     "dense": (Dense(), "allreduce"),

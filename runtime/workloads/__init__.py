@@ -1,6 +1,0 @@
-"""Ready-made workloads, and the way to load anybody's own."""
-
-from comm_plan.runtime.workloads.base import Workload
-from comm_plan.runtime.workloads.registry import WORKLOADS, load
-
-__all__ = ["WORKLOADS", "Workload", "load"]

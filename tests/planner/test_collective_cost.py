@@ -1,0 +1,116 @@
+"""Measured collectives are carried to other world sizes as their closed forms say."""
+
+import numpy as np
+import pytest
+
+from comm_plan.collectives.costs import CLOSED_FORMS
+from comm_plan.errors import InputError
+from comm_plan.planner import solve
+from comm_plan.planner.collective_cost import best_bus_bandwidth, collective_curve
+from comm_plan.plans import CollectiveCost, Fit, Segment
+
+ALPHA_S, BETA = 45.26e-6, 8e-10
+SIZES = np.array([4, 1000, 10**6, 10**8])
+
+
+def _closed_form(collective, world_size):
+    terms = CLOSED_FORMS[collective](world_size)
+    return [terms.seconds(n, ALPHA_S, BETA) for n in SIZES]
+
+
+@pytest.mark.parametrize("collective", CLOSED_FORMS)
+@pytest.mark.parametrize(("there", "here"), [(4, 64), (16, 2), (8, 5)])
+def test_affine_costs_are_carried_exactly_as_the_closed_forms(
+    build, collective, there, here
+):
+    terms = CLOSED_FORMS[collective](there)
+    cost = build.fit((0, terms.messages * ALPHA_S, terms.volume * BETA))
+    network = build.network(there, **{collective: cost})
+    curve = collective_curve(network, collective, here)
+    assert curve(SIZES) == pytest.approx(_closed_form(collective, here))
+
+
+@pytest.mark.parametrize("collective", CLOSED_FORMS)
+def test_what_was_not_measured_is_built_from_point_to_point(build, collective):
+    link = build.fit((0, ALPHA_S, BETA))
+    network = build.network(4, point_to_point=link)
+    network = network.model_copy(update={"collectives": {"point_to_point": link}})
+    curve = collective_curve(network, collective, 16)
+    assert curve(SIZES) == pytest.approx(_closed_form(collective, 16))
+
+
+def test_a_protocol_switch_moves_with_the_messages(build):
+    network = build.network(2, allreduce=build.fit((0, 1.0, 0.0), (100, 5.0, 0.0)))
+    curve = collective_curve(network, "allreduce", 4)
+    # A ring of 2 sends messages of n/2, one of 4 sends n/4: 50 bytes are n = 200.
+    assert curve([199, 200]) == pytest.approx([3.0, 15.0])
+
+
+def test_at_the_measured_world_size_nothing_is_carried(build):
+    network = build.network(1, allreduce=build.fit((0, 1e-3, 1e-9)))
+    assert collective_curve(network, "allreduce", 1).affine == (1e-3, 1e-9)
+
+
+def test_one_rank_communicates_for_nothing(build):
+    curve = collective_curve(build.network(4), "allreduce", 1)
+    assert np.all(curve(SIZES) == 0)
+
+
+def test_a_network_of_one_rank_is_not_carried(build):
+    with pytest.raises(InputError, match="measured with 1 rank"):
+        collective_curve(build.network(1), "allreduce", 8)
+
+
+def test_a_missing_collective_names_the_remedy(build):
+    with pytest.raises(InputError, match="no cost for allgather: benchmark it"):
+        collective_curve(build.network(4), "allgather", 4)
+
+
+def test_bus_bandwidth_is_the_best_of_all_collectives_and_sizes(build):
+    network = build.network(
+        4,
+        allreduce=build.samples((10**6, 0.02), (10**7, 0.1), (10**8, 1.6)),
+        broadcast=build.fit((0, 0.0, 1 / 90e6)),
+    )
+    assert best_bus_bandwidth(network) == pytest.approx(1.5 * 10**7 / 0.1)
+
+
+LINE = 125e6
+BURST_NBYTES = 2**17
+SLOW = CollectiveCost(
+    fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=0.0, beta_s_per_byte=1e-6),))
+)
+POWERS = [2**power for power in range(12, 27)]
+
+
+def _through_a_token_bucket(nbytes):
+    return 1e-4 + max(0, nbytes - BURST_NBYTES) / LINE
+
+
+def test_a_burst_does_not_make_the_link_look_faster(build):
+    bursts = build.samples(*((n, _through_a_token_bucket(n)) for n in POWERS))
+    network = build.network(4, allreduce=SLOW, point_to_point=bursts)
+    assert best_bus_bandwidth(network) == pytest.approx(LINE, rel=0.02)
+
+
+def test_the_largest_sample_counts_where_none_is_long(build):
+    bursts = build.samples((2**18, 1e-3), (2**20, 8e-3))
+    network = build.network(4, allreduce=SLOW, point_to_point=bursts)
+    assert best_bus_bandwidth(network) == pytest.approx(2**20 / 8e-3)
+
+
+def test_no_dense_plan_is_predicted_below_the_bound_even_with_bursts(build):
+    bursts = build.samples(*((n, _through_a_token_bucket(n)) for n in POWERS))
+    network = build.network(2, allreduce=bursts)
+    profile = build.profile([1e-3] * 20, [50_000] * 20)
+    for solver in ("wfbp", "single", "threshold", "optimal"):
+        predicted = solve(profile, network, solver).predicted
+        assert predicted.iteration_s >= predicted.lower_bound_s
+
+
+def test_a_plan_for_another_world_size_says_that_it_extrapolates(build):
+    profile, network = build.profile([1e-3] * 3, [1000] * 3), build.network(4)
+    assert solve(profile, network).predicted.extrapolated_from is None
+    plan = solve(profile, network, world_size=64)
+    assert plan.world_size == 64
+    assert plan.predicted.extrapolated_from == 4

@@ -1,0 +1,134 @@
+"""Whoever starts the ranks, they meet; what cannot work is refused with a remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from comm_plan.errors import InputError, PeerError
+from comm_plan.tests.collectives import connecting_ranks
+from comm_plan.tests.harness import mpirun
+from comm_plan.transports import connect as connect_module
+from comm_plan.transports.connect import connect, current_transport
+from comm_plan.transports.launch import run_local
+from comm_plan.transports.local import LocalTransport
+
+RANKS = 3
+with_mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(mpirun() is None, reason="mpirun is not here"),
+]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", connecting_ranks.__name__, *arguments]
+
+
+@pytest.fixture
+def one_of_four(monkeypatch):
+    """Be rank 3 of 4 of torchrun."""
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        ("torchrun", "gloo"),
+        pytest.param("mpi", "gloo", marks=with_mpi),
+        pytest.param("mpi", "mpi", marks=with_mpi),
+    ],
+)
+def test_the_ranks_meet_and_leave_without_a_word(launcher, backend, capfd):
+    assert run_local(command(backend, "well", "0"), RANKS, launcher) == 0
+    captured = capfd.readouterr()
+    assert sorted(captured.err.splitlines()) == [
+        f"well: {backend} {rank}" for rank in range(RANKS)
+    ]
+    assert captured.out == ""
+
+
+def test_torchrun_starts_the_ranks_too():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    module = ["-m", connecting_ranks.__name__, "gloo", "well", "0"]
+    done = subprocess.run(
+        [*torchrun, "--standalone", *module], capture_output=True, text=True
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("well")]
+    assert done.returncode == 0, done.stderr
+    assert sorted(lines) == ["well: gloo 0", "well: gloo 1"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
+def test_a_failure_under_mpi_is_reported_and_ends_all_ranks(capfd):
+    assert run_local(command("mpi", "fail", "1"), RANKS, "mpi") != 0
+    assert "on the spot: the data" in capfd.readouterr().err
+
+
+def test_a_process_alone_is_a_run():
+    with connect("gloo") as transport:
+        assert isinstance(transport, LocalTransport)
+        assert transport.device == torch.device("cpu")
+        assert current_transport() is transport
+    assert current_transport() is not transport
+
+
+def test_the_device_can_be_chosen():
+    with connect("gloo", device="meta") as transport:
+        assert transport.device == torch.device("meta")
+
+
+def test_a_rank_that_joined_no_run_is_told_how(one_of_four):
+    with pytest.raises(InputError, match=r"rank 3 of 4 .*init_process_group\(\)"):
+        current_transport()
+
+
+def test_a_rank_without_a_cuda_device_is_refused(one_of_four, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with (
+        pytest.raises(InputError, match=r"local rank 3 needs .* 2 are visible"),
+        connect("nccl"),
+    ):
+        pass
+
+
+def test_without_mpi4py_the_remedy_is_named(one_of_four, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with (
+        pytest.raises(InputError, match=r"pip install comm-plan\[mpi\]"),
+        connect("mpi"),
+    ):
+        pass
+
+
+def test_an_mpi_without_threads_is_refused(one_of_four, monkeypatch):
+    mpi = SimpleNamespace(THREAD_SERIALIZED=2, Query_thread=lambda: 1)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    with (
+        pytest.raises(InputError, match="thread level 1, below MPI_THREAD_SERIALIZED"),
+        connect("mpi"),
+    ):
+        pass
+
+
+def test_ranks_that_do_not_come_are_not_waited_for_for_ever(one_of_four, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(connect_module.free_port()))
+    with (
+        pytest.raises(PeerError, match=r"rank 0 did not meet all 4 ranks at 127.0.0.1"),
+        connect("gloo", timeout_s=1),
+    ):
+        pass
+
+
+def test_a_failed_block_leaves_nothing_behind():
+    with pytest.raises(ValueError, match="mine"), connect("gloo"):
+        raise ValueError("mine")
+    with connect("gloo") as transport:
+        assert current_transport() is transport

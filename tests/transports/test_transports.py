@@ -1,0 +1,65 @@
+"""Every transport does what the interface says, on every engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comm_plan.errors import CollectiveError
+from comm_plan.tests.collectives import transport_checks
+from comm_plan.tests.engines import ENGINES
+from comm_plan.tests.harness import MAX_RANKS, real_ranks
+from comm_plan.transports.local import LocalTransport
+
+engines = pytest.mark.parametrize("engine", ENGINES)
+world_sizes = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+
+
+@engines
+@world_sizes
+@pytest.mark.parametrize("check", transport_checks.CHECKS)
+def test_primitives_match_their_definition(engine, world_size, check):
+    real_ranks(engine).run(world_size, transport_checks.every_dtype, check)
+
+
+@engines
+@world_sizes
+def test_objects_arrive(engine, world_size):
+    real_ranks(engine).run(world_size, transport_checks.objects)
+
+
+@engines
+@world_sizes
+def test_inputs_are_kept(engine, world_size):
+    real_ranks(engine).run(world_size, transport_checks.inputs_are_kept)
+
+
+@engines
+def test_a_duplicate_is_an_independent_channel(engine):
+    # Torch wants all ranks of the run to take part in making a group.
+    real_ranks(engine).run(MAX_RANKS, transport_checks.two_channels)
+
+
+@pytest.mark.parametrize(
+    "check", sorted(set(transport_checks.CHECKS) - {"point_to_point"})
+)
+def test_one_rank_alone_matches_the_definition(check):
+    transport_checks.every_dtype(LocalTransport(), check)
+
+
+def test_one_rank_alone_has_nobody_to_send_to():
+    with pytest.raises(CollectiveError, match="one rank"):
+        LocalTransport().send(torch.ones(1), 1)
+    with pytest.raises(CollectiveError, match="one"):
+        LocalTransport().receive(torch.ones(1), 1)
+
+
+def test_what_one_rank_gathers_is_its_own_memory():
+    tensor = torch.ones(3)
+    for gathered in (
+        LocalTransport().all_gather(tensor),
+        *LocalTransport().all_gather_unequal(tensor),
+        LocalTransport().reduce_scatter(tensor),
+    ):
+        gathered.zero_()
+    assert tensor.tolist() == [1, 1, 1]

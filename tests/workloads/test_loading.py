@@ -1,0 +1,162 @@
+"""Loading a user's own workload, and what is said when that fails."""
+
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from comm_plan.errors import WorkloadError
+from comm_plan.workloads import load
+from comm_plan.workloads.user import from_parts
+
+OWN = """
+import torch
+from torch import nn
+from neighbour import CLASSES
+
+def make(batch_size=4):
+    model = nn.Linear(3, CLASSES)
+    data = [(torch.randn(batch_size, 3), torch.zeros(batch_size, dtype=torch.long))] * 4
+    return model, data, nn.CrossEntropyLoss()
+
+def plain():
+    return nn.Linear(3, 2)
+
+def fails():
+    raise ValueError("no data here\\nat all")
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour.py").write_text("CLASSES = 2\n")
+    file = tmp_path / "own_workload.py"
+    file.write_text(OWN)
+    yield file
+    for name in ("neighbour", "own_workload", "comm_plan_workload_own_workload"):
+        sys.modules.pop(name, None)
+
+
+def test_a_file_is_loaded_with_its_neighbours(own_file):
+    workload = load(f"{own_file}:make", batch_size=5)
+    assert workload.batch_size == 5
+    loss = workload.loss(workload.model, next(workload.batches(0, 2, 0, 0)))
+    loss.backward()
+    assert workload.model.weight.grad is not None
+    assert workload.evaluate(workload.model) is None
+
+
+def test_a_module_is_found_in_the_working_directory(own_file, monkeypatch):
+    monkeypatch.chdir(own_file.parent)
+    assert load("own_workload:make").batch_size == 4
+
+
+def test_the_seed_reaches_a_users_model(own_file):
+    one, same, other = (
+        load(f"{own_file}:make", seed=s).model.weight for s in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digit", "did you mean digits?"),
+        ("digit", "known are digits, char-lm, resnet20"),
+        ("train.py", "write train.py:FUNCTION"),
+        ("profile.json", "write replay:profile.json"),
+        ("missing.py:make", "missing.py does not exist"),
+        ("no_such_package.at_all:make", "cannot be imported: ModuleNotFoundError"),
+        ("{file}:mak", "there is no function 'mak': it has make"),
+        ("{file}:fails", "its function failed: ValueError: no data here at all"),
+        ("{file}:plain", "returned Linear"),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained_in_one_line(own_file, name, message):
+    with pytest.raises(WorkloadError, match=re.escape(message)) as raised:
+        load(name.format(file=own_file))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_import_that_fails_keeps_its_cause(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("1 / 0\n")
+    with pytest.raises(WorkloadError, match="ZeroDivisionError") as raised:
+        load(f"{file}:make")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_an_option_that_the_function_does_not_take_is_named(own_file):
+    with pytest.raises(WorkloadError, match="batch_size"):
+        load(f"{own_file}:plain", batch_size=2)
+
+
+def criterion(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_a_dataloader_is_divided_among_the_ranks():
+    rows = torch.arange(10.0).view(10, 1)
+    loader = DataLoader(TensorDataset(rows, rows), batch_size=2, shuffle=False)
+    workload = from_parts("own", (nn.Linear(1, 1), loader, criterion))
+    batches = [list(workload.batches(rank, 2, 0, 0)) for rank in range(2)]
+    assert [len(b) for b in batches] == [2, 2]
+    seen = torch.cat([x.flatten() for rank in batches for x, _ in rank])
+    assert len(set(seen.tolist())) == 8
+    assert workload.batch_size == 2
+
+
+def test_a_list_of_batches_is_dealt_out_in_turn():
+    batches = [(torch.full((1, 1), float(i)), torch.zeros(1, 1)) for i in range(5)]
+    workload = from_parts("own", (nn.Linear(1, 1), batches, criterion))
+    dealt = [[x.item() for x, _ in workload.batches(r, 2, 0, 0)] for r in range(2)]
+    assert dealt == [[0, 2], [1, 3]]
+    with pytest.raises(WorkloadError, match="5 batches for 6 ranks"):
+        next(workload.batches(0, 6, 0, 0))
+
+
+def test_a_function_of_batches_is_used_as_it_is():
+    def data(rank, world_size, epoch, seed):
+        yield torch.full((7, 1), float(rank)), torch.zeros(7, 1)
+
+    workload = from_parts("own", (nn.Linear(1, 1), data, criterion))
+    assert workload.batch_size == 7
+    assert workload.batches is data
+
+
+def test_an_optimizer_may_be_made_or_made_later():
+    model = nn.Linear(1, 1)
+    batches = [(torch.zeros(1, 1), torch.zeros(1, 1))]
+    built = torch.optim.Adam(model.parameters())
+    given = from_parts("own", (model, batches, criterion, built))
+    later = from_parts("own", (model, batches, criterion, torch.optim.Adagrad))
+    left = from_parts("own", (model, batches, criterion))
+    assert given.optimizer(model.parameters()) is built
+    assert isinstance(later.optimizer(model.parameters()), torch.optim.Adagrad)
+    assert isinstance(left.optimizer(model.parameters()), torch.optim.SGD)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((nn.Linear(1, 1),), "returned a tuple of 1"),
+        (("model", [1], criterion), "as its model"),
+        ((nn.Linear(1, 1), 3, criterion), "as its data"),
+        ((nn.Linear(1, 1), [torch.zeros(1)], "mse"), "as its loss"),
+        ((nn.Linear(1, 1), [torch.zeros(1)], criterion, 0.1), "as its optimizer"),
+    ],
+)
+def test_wrong_parts_are_named(parts, message):
+    with pytest.raises(WorkloadError, match=message):
+        from_parts("own", parts)
+
+
+def test_a_batch_that_is_no_pair_is_refused():
+    workload = from_parts("own", (nn.Linear(1, 1), [torch.zeros(3, 1)], criterion))
+    with pytest.raises(WorkloadError, match="not a pair of inputs and targets"):
+        workload.loss(workload.model, next(workload.batches(0, 1, 0, 0)))

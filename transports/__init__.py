@@ -1,0 +1,1 @@
+"""How ranks talk: the backends, who started them, where they meet, who is alive."""

@@ -1,0 +1,188 @@
+"""Starting the ranks of a run on this host.
+
+The children get torchrun's variables (for the backend mpi: what mpirun sets), so a
+command behaves as if torchrun or mpirun had started it.
+
+When a rank fails, the others are given time to end by themselves: they find out which
+rank it was, see :mod:`~comm_plan.transports.liveness`. No child outlives this process,
+on Linux not even when this process is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from comm_plan.errors import InputError, RunError
+
+_GRACE_S = 20.0  # for the other ranks after the first has failed
+_INTERRUPTED_S = 5.0  # for the ranks after ctrl-C, which reaches them too
+_TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+Process = subprocess.Popen[bytes]
+
+
+def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
+    """Run the command ``argv`` as ``ranks`` processes of this host and wait for them.
+
+    ``OMP_NUM_THREADS`` is set to this process's cores / ranks unless it is set.
+
+    Args:
+        argv: a command, such as ``[sys.executable, "-m", "comm_plan.cli", ...]``.
+        ranks: number of processes.
+        backend: ``mpi`` starts them with mpirun, anything else as torchrun does.
+
+    Returns:
+        0, or the exit code of the first rank that failed, which has said why. mpirun
+        names the rank itself and passes its exit code on.
+
+    Raises:
+        InputError: there is no mpirun.
+        RunError: the first rank that failed was killed by a signal.
+    """
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
+    commands: dict[str, tuple[Sequence[str], dict[str, str]]]
+    if backend == "mpi":
+        commands = {"mpirun": (_mpirun(ranks, argv), environment)}
+    else:
+        port = free_port()
+        commands = {
+            f"rank {rank}": (argv, environment | _torchrun_variables(rank, ranks, port))
+            for rank in range(ranks)
+        }
+    children: dict[str, Process] = {}
+    try:
+        for name, (command, variables) in commands.items():
+            children[name] = start_process(command, variables)
+        return _wait(children)
+    except KeyboardInterrupt:
+        wait_until_ended(children.values(), _INTERRUPTED_S)
+        raise
+    finally:
+        end_processes(children.values())
+
+
+def start_process(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdout: IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
+) -> Process:
+    """Start a process that on Linux ends (SIGTERM) when this one ends.
+
+    Call it from a thread that lives as long as the process shall.
+    """
+    return subprocess.Popen(
+        argv,
+        env=environment,
+        stdout=stdout,
+        stderr=stderr,
+        preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+    )
+
+
+def end_processes(processes: Collection[Process]) -> None:
+    """End those that still run: SIGTERM, after 3 s SIGKILL."""
+    for process in processes:
+        process.terminate()
+    wait_until_ended(processes, _TERMINATE_S)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """Return a TCP port that is free on this host now."""
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def _torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _mpirun(ranks: int, argv: Sequence[str]) -> list[str]:
+    """Return the command that runs ``argv`` under mpirun.
+
+    Raises:
+        InputError: there is no mpirun.
+    """
+    beside_python = str(Path(sys.executable).parent)
+    found = shutil.which("mpirun", path=beside_python) or shutil.which("mpirun")
+    if found is None:
+        raise InputError(
+            "the backend mpi needs mpirun, which is neither beside Python nor on PATH: "
+            "install it with `pip install comm-plan[mpi]`"
+        )
+    # Bound to one core, a rank could not compute and communicate at the same time.
+    options = ["--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        options.append("--allow-run-as-root")
+    return [found, *options, "-n", str(ranks), *argv]
+
+
+def _wait(children: Mapping[str, Process]) -> int:
+    """Wait for all; after the first failure no longer than the others need to end."""
+    while all(child.poll() in (None, 0) for child in children.values()):
+        if wait_until_ended(children.values(), _POLL_S):
+            break
+    codes = {name: child.poll() or 0 for name, child in children.items()}
+    # Ranks that failed between two looks: a killed one is not a consequence.
+    name = min(codes, key=lambda name: (codes[name] >= 0, codes[name] == 0))
+    wait_until_ended(children.values(), _GRACE_S)
+    if codes[name] < 0:
+        killer = signal.Signals(-codes[name])
+        hint = ": out of memory?" if killer == signal.SIGKILL else ""
+        raise RunError(f"{name} was killed by {killer.name}{hint}")
+    return codes[name]
+
+
+def wait_until_ended(processes: Collection[Process], timeout_s: float) -> bool:
+    """Wait for all, at most ``timeout_s``; return whether all have ended."""
+    deadline_s = time.monotonic() + timeout_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+    return True
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _ending_with(parent: int) -> Callable[[], None]:
+    """Return what a new child calls to be ended by the kernel with ``parent``."""
+    prctl = ctypes.CDLL(None).prctl  # loaded here: the child may call little
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arm

@@ -1,0 +1,160 @@
+"""One line-based TCP connection between rank 0 and each other rank.
+
+:mod:`~comm_plan.transports.liveness` says what is sent over them and why.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Protocol
+
+from comm_plan.errors import PeerError
+
+_CONNECT_S = 30.0
+_HELLO_S = 5.0
+_WRITE_S = 1.0
+
+
+class Ranks(Protocol):
+    """What connecting asks of a transport."""
+
+    rank: int
+    world_size: int
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return rank ``root``'s ``value``."""
+        ...
+
+
+class Link:
+    """A connection to one rank that carries lines.
+
+    Attributes:
+        rank: the rank at the other end.
+        closed: whether the other end was closed.
+        done: whether the other end said that its work is done.
+        silent_beats: beats since it was heard last.
+    """
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        connection.settimeout(_WRITE_S)
+        self.rank = rank
+        self.closed = False
+        self.done = False
+        self.silent_beats = 0
+        self._connection = connection
+        self._unread = b""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._connection.fileno()
+
+    def read(self) -> list[str]:
+        """Return the whole lines that have come; note when the other end closed."""
+        try:
+            received = self._connection.recv(4096)
+        except OSError:
+            received = b""
+        self.closed = not received
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def write(self, line: str) -> None:
+        """Send ``line``; a broken connection shows when it is read."""
+        with suppress(OSError):
+            self._connection.sendall(line.encode() + b"\n")
+
+    def finish_writing(self) -> None:
+        """Let the other end see that nothing more comes."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()
+
+
+def reachable_address(master_address: str) -> str:
+    """Return the address at which other hosts reach this one.
+
+    It is the local address on the way to ``master_address``, torch's MASTER_ADDR, or
+    that itself where the way does not leave this host: with torchrun's rendezvous
+    rank 0 need not be at MASTER_ADDR.
+    """
+    family, kind, _, _, target = socket.getaddrinfo(
+        master_address, 1, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing, only picks the way
+        own: str = probe.getsockname()[0]
+    return master_address if ipaddress.ip_address(own).is_loopback else own
+
+
+def connect_links(ranks: Ranks, address: str) -> list[Link]:
+    """Connect every rank with rank 0; a collective call.
+
+    Args:
+        ranks: a transport over all ranks.
+        address: how the others reach rank 0; only rank 0's counts.
+
+    Returns:
+        On rank 0 a link to each other rank, elsewhere one link to rank 0.
+
+    Raises:
+        PeerError: the connections do not come about within 30 s.
+    """
+    if ranks.rank == 0:
+        with _listen(address) as server:
+            ranks.broadcast_object((address, server.getsockname()[1]))
+            return _accept(server, ranks.world_size)
+    host, port = ranks.broadcast_object(None)
+    try:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    except OSError as error:
+        raise PeerError(
+            f"rank {ranks.rank} cannot connect to rank 0 at {host} port {port} "
+            f"({error}): let the hosts of a run reach each other on all ports"
+        ) from error
+    link = Link(connection, rank=0)
+    link.write(f"hello {ranks.rank}")
+    return [link]
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    only_here = address in ("127.0.0.1", "::1", "localhost")
+    return socket.create_server((address if only_here else "", 0), family=family)
+
+
+def _accept(server: socket.socket, world_size: int) -> list[Link]:
+    links: dict[int, Link] = {}
+    deadline_s = time.monotonic() + _CONNECT_S
+    while len(links) < world_size - 1:
+        server.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            missing = sorted(set(range(1, world_size)) - set(links))
+            raise PeerError(
+                f"ranks {missing} do not connect to rank 0: let the hosts of a run "
+                "reach each other on all ports"
+            ) from None
+        rank = _read_hello(connection)
+        if 0 < rank < world_size:
+            links[rank] = Link(connection, rank)
+        else:
+            connection.close()  # a stranger
+    return list(links.values())
+
+
+def _read_hello(connection: socket.socket) -> int:
+    """Return the rank that connects, -1 for none; leave what it says next unread."""
+    connection.settimeout(_HELLO_S)
+    with suppress(OSError, ValueError):
+        with connection.makefile("rb", buffering=0) as unbuffered:
+            word, rank = unbuffered.readline(32).split()
+        return int(rank) if word == b"hello" else -1
+    return -1

@@ -1,0 +1,190 @@
+"""Noticing that a rank died, and telling every other rank which one it was.
+
+A collective that fails says "connection reset", on some ranks at once and on others
+never, and seldom names the rank that is to blame. So every rank keeps one TCP
+connection to rank 0, served by a daemon thread. Three things are seen there:
+
+* A process that ends, however it ends, has its connection closed by the kernel: a close
+  without a word before it means that the rank died.
+* A rank that fails on its own says why, in one line, before it leaves.
+* Both sides send a beat twice a second; a rank that is stopped, or cut off from the
+  network, goes silent while its connection stays open.
+
+The first finding is the verdict. Rank 0 passes it on, so that every rank reports the
+same cause. A collective that failed is looked up with :meth:`Liveness.explain`. A rank
+whose main thread takes no notice of the verdict, because it sits in a collective that
+will not return, is ended by its daemon thread.
+
+Silence is counted in this process's own beats, not by the clock: after the whole job
+was suspended and resumed nobody looks dead.
+
+MPI needs none of this: ``MPI_Abort`` ends all ranks and mpirun names the first.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from comm_plan.errors import CollectiveError, PeerError, RunError
+from comm_plan.transports.links import Link, Ranks, connect_links
+
+_BEAT_S = 0.5
+_EXPLAIN_S = 3.0  # how long a failed collective waits for a verdict
+_LINGER_S = 5.0  # how long a rank stays for the others to read its last words
+_MAX_CAUSE = 2000  # characters
+
+
+class Liveness:
+    """This rank's connections to the others, and what it learnt from them.
+
+    Making one is a collective call.
+
+    Args:
+        ranks: a transport over all ranks; used in the constructor only.
+        address: how the other ranks reach rank 0 (only rank 0's counts): see
+            :func:`~comm_plan.transports.links.reachable_address`.
+        report: called with the error right before this process is ended because its
+            main thread took no notice of a verdict.
+        patience_s: a rank silent for so long is given up: many beats of 0.5 s. A
+            process that holds Python's interpreter lock for so long looks silent.
+        grace_s: how long the main thread has to take notice of a verdict.
+
+    Raises:
+        PeerError: the ranks cannot connect to rank 0.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        address: str,
+        report: Callable[[PeerError], None],
+        patience_s: float = 15.0,
+        grace_s: float = 5.0,
+    ) -> None:
+        self._rank = ranks.rank
+        self._report = report
+        self._patience_s = patience_s
+        self._grace_s = grace_s
+        self._verdict: str | None = None
+        self._judged = threading.Event()
+        self._noticed = threading.Event()  # by the main thread, which may have left
+        self._leaving = False
+        self._sending = threading.Lock()
+        self._links = connect_links(ranks, address)
+        # A forked child (a data loader's worker) would keep the connections open
+        # after this process died.
+        os.register_at_fork(after_in_child=self._drop_links)
+        self._thread = threading.Thread(
+            target=self._watch, name="comm-plan liveness", daemon=True
+        )
+        self._thread.start()
+
+    def explain(self, error: CollectiveError) -> RunError:
+        """Return the error to raise in place of ``error``, a failed collective.
+
+        Waits up to 3 s for a verdict. Without one the others are told that this rank
+        failed, and ``error`` itself is returned.
+        """
+        self._noticed.set()
+        if self._judged.wait(_EXPLAIN_S):
+            return PeerError(self._verdict)
+        self.fail(str(error))
+        return error
+
+    def fail(self, cause: str) -> None:
+        """Tell the others that this rank fails and why, unless a verdict is out."""
+        self._noticed.set()
+        one_line = " ".join(cause.split())[:_MAX_CAUSE]
+        self._judge(f"rank {self._rank} failed: {one_line}")
+
+    def close(self) -> None:
+        """Leave: without a verdict as a rank whose work is done.
+
+        Returns once the other side has closed too, or after 5 s.
+        """
+        self._noticed.set()
+        self._say_goodbye()
+        self._thread.join(_LINGER_S)
+        self._drop_links()
+
+    def _watch(self) -> None:
+        """Serve the links until all are closed (the daemon thread)."""
+        last_beat_s = time.monotonic()
+        while self._links:
+            self._read()
+            if time.monotonic() - last_beat_s >= _BEAT_S:
+                last_beat_s = time.monotonic()
+                self._beat()
+
+    def _read(self) -> None:
+        """Take what the others say, waiting for it no longer than a beat."""
+        with selectors.DefaultSelector() as selector:
+            for link in self._links:
+                selector.register(link, selectors.EVENT_READ, link)
+            readable = [key.data for key, _ in selector.select(_BEAT_S)]
+        for link in readable:
+            for line in link.read():
+                self._hear(link, line)
+            if link.closed:
+                self._links.remove(link)
+                link.close()
+                if not link.done:
+                    self._judge(
+                        f"rank {link.rank} died: its connection closed without a word"
+                    )
+
+    def _hear(self, link: Link, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        link.silent_beats = 0
+        if word == "done":
+            link.done = True
+        elif word == "verdict":
+            self._judge(rest)
+
+    def _beat(self) -> None:
+        self._send("beat")
+        for link in self._links:
+            link.silent_beats += 1
+            if not link.done and link.silent_beats * _BEAT_S >= self._patience_s:
+                self._judge(
+                    f"rank {link.rank} is silent for {self._patience_s:g} s: it is "
+                    "stopped or cut off from the network"
+                )
+
+    def _judge(self, verdict: str) -> None:
+        """Make ``verdict`` known, unless there is one."""
+        if self._verdict is None and not self._leaving:
+            self._verdict = verdict
+            self._send(f"verdict {verdict}")
+            self._judged.set()
+            threading.Thread(target=self._end_unless_noticed, daemon=True).start()
+
+    def _send(self, line: str) -> None:
+        with self._sending:
+            for link in list(self._links):
+                link.write(line)
+
+    def _say_goodbye(self) -> None:
+        if not self._judged.is_set():
+            self._leaving = True
+            self._send("done")
+        with self._sending:
+            for link in list(self._links):
+                link.finish_writing()
+
+    def _end_unless_noticed(self) -> None:
+        """End this process if its main thread does not come back."""
+        if not self._noticed.wait(self._grace_s):
+            with suppress(Exception):
+                self._report(PeerError(self._verdict))
+            os._exit(1)
+
+    def _drop_links(self) -> None:
+        for link in list(self._links):
+            link.close()

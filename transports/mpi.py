@@ -1,0 +1,181 @@
+"""MPI through mpi4py.
+
+Tensors are handed over as buffers of the CPU; a CUDA tensor is copied there and back.
+MPI has no half-precision type, so fp16 and bf16 are reduced here: all-to-all of the
+parts, sum in float32, all-gather, which moves the volume of a ring all-reduce.
+
+A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mpi4py import MPI
+
+from comm_plan.errors import CollectiveError
+from comm_plan.transports.base import Operation, Transport
+
+_OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class MpiTransport(Transport):
+    """Collectives of one MPI communicator.
+
+    Args:
+        communicator: None: ``MPI.COMM_WORLD``.
+        device: where this rank's tensors live; None: the CPU.
+        owns_communicator: whether :meth:`close` frees the communicator.
+    """
+
+    backend = "mpi"
+
+    def __init__(
+        self,
+        communicator: MPI.Comm | None = None,
+        *,
+        device: torch.device | None = None,
+        owns_communicator: bool = False,
+    ) -> None:
+        self._comm = communicator or MPI.COMM_WORLD
+        self._owns_communicator = owns_communicator
+        self.rank = self._comm.Get_rank()
+        self.world_size = self._comm.Get_size()
+        self.device = device or torch.device("cpu")
+
+    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+        """Reduce in place."""
+        if tensor.dtype in _HALF:
+            self._reduce_half(tensor, operation)
+            return
+        with _named("all-reduce"), _on_cpu(tensor) as buffer:
+            self._comm.Allreduce(MPI.IN_PLACE, buffer, op=_OPERATIONS[operation])
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gather equal lengths."""
+        gathered = torch.empty(self.world_size * tensor.numel(), dtype=tensor.dtype)
+        with _named("all-gather"):
+            self._comm.Allgather(_raw(tensor.cpu()), _raw(gathered))
+        return gathered.view(self.world_size, -1).to(tensor.device)
+
+    def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Gather the lengths, then the messages with MPI_Allgatherv."""
+        with _named("all-gather of unequal lengths"):
+            lengths = self._comm.allgather(tensor.numel())
+            gathered = torch.empty(sum(lengths), dtype=tensor.dtype)
+            counts = [n * tensor.element_size() for n in lengths]
+            self._comm.Allgatherv(_raw(tensor.cpu()), [_raw(gathered), counts])
+        return list(torch.split(gathered.to(tensor.device), lengths))
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum and scatter."""
+        if tensor.dtype in _HALF:
+            return self._sum_my_part(tensor)
+        part = torch.empty(tensor.numel() // self.world_size, dtype=tensor.dtype)
+        with _named("reduce-scatter"):
+            self._comm.Reduce_scatter_block(tensor.cpu().numpy(), part.numpy())
+        return part.to(tensor.device)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Broadcast in place."""
+        with _named("broadcast"), _bytes_on_cpu(tensor) as buffer:
+            self._comm.Bcast(buffer, root=root)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send, blocking."""
+        with _named(f"send to rank {to}"):
+            self._comm.Send(_raw(tensor.cpu()), dest=to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Receive, blocking."""
+        with (
+            _named(f"receive from rank {source}"),
+            _bytes_on_cpu(tensor) as buffer,
+        ):
+            self._comm.Recv(buffer, source=source)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        with _named("barrier"):
+            self._comm.Barrier()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Gather pickles."""
+        with _named("gather of objects"):
+            values: list[Any] = self._comm.allgather(value)
+        return values
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Broadcast a pickle."""
+        with _named("broadcast of an object"):
+            return self._comm.bcast(value, root=root)
+
+    def duplicate(self) -> MpiTransport:
+        """Duplicate the communicator."""
+        return MpiTransport(
+            self._comm.Dup(), device=self.device, owns_communicator=True
+        )
+
+    def close(self) -> None:
+        """Free the communicator if this transport made it."""
+        if self._owns_communicator:
+            self._comm.Free()
+
+    def abort(self, exit_code: int = 1) -> None:
+        """End every rank of the run."""
+        MPI.COMM_WORLD.Abort(exit_code)
+
+    def _reduce_half(self, tensor: torch.Tensor, operation: Operation) -> None:
+        if operation == "max":
+            wide = tensor.float()
+            self.all_reduce(wide, "max")
+            tensor.copy_(wide)
+            return
+        padding = -tensor.numel() % self.world_size
+        part = self._sum_my_part(torch.nn.functional.pad(tensor, (0, padding)))
+        tensor.copy_(self.all_gather(part).flatten()[: tensor.numel()])
+
+    def _sum_my_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
+        parts = tensor.cpu()
+        received = torch.empty_like(parts)
+        with _named("all-to-all"):
+            self._comm.Alltoall(_raw(parts), _raw(received))
+        total = received.view(self.world_size, -1).float().sum(0)
+        return total.to(tensor.device, tensor.dtype)
+
+
+def _raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a contiguous CPU tensor, shared."""
+    buffer: npt.NDArray[np.uint8] = tensor.detach().view(torch.uint8).numpy()
+    return buffer
+
+
+@contextmanager
+def _on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[Any]]:
+    """Lend ``tensor`` as a NumPy array that is written back."""
+    staged = tensor.detach().cpu()
+    yield staged.numpy()
+    if staged.device != tensor.device:
+        tensor.copy_(staged)
+
+
+@contextmanager
+def _bytes_on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[np.uint8]]:
+    """Lend the bytes of ``tensor``, written back."""
+    with _on_cpu(tensor.view(torch.uint8)) as buffer:
+        yield buffer
+
+
+@contextmanager
+def _named(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except MPI.Exception as error:
+        raise CollectiveError(f"{operation} failed: {error}") from error
