@@ -14,11 +14,11 @@ from comm_plan.benchmarks.hosts import EmulatedHosts, supported
 from comm_plan.plans import Network, Plan, Profile, RunRecord
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.profiler import profile_from_model
-from comm_plan.tests import digits_by_ddp
-from comm_plan.tests.digits_by_ddp import in_double
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import real_ranks
 from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.tests.support import digits_by_ddp
+from comm_plan.tests.support.digits_by_ddp import in_double
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import real_ranks
 from comm_plan.workloads import load
 
 RANKS = 4

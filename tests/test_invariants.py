@@ -20,9 +20,9 @@ from comm_plan.plans import (
     TopK,
     Vgc,
 )
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import real_ranks, run_ranks
-from comm_plan.tests.rank_programs import Training, mean_of_repetitions, train
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import real_ranks, run_ranks
+from comm_plan.tests.support.rank_programs import Training, mean_of_repetitions, train
 
 SPECS = {
     "dense": Dense(),

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.collectives.message import pack, unpack
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import real_ranks, run_ranks
-from comm_plan.tests.rank_programs import Recorder, aggregate
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import real_ranks, run_ranks
+from comm_plan.tests.support.rank_programs import Recorder, aggregate
 
 DTYPES = (torch.float32, torch.int32, torch.uint8, torch.int8, torch.int64)
 DTYPES_OF_A_MESSAGE = st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3)

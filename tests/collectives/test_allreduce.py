@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import real_ranks, run_ranks
-from comm_plan.tests.rank_programs import Recorder, aggregate
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import real_ranks, run_ranks
+from comm_plan.tests.support.rank_programs import Recorder, aggregate
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8)
 

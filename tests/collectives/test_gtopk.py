@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from comm_plan.collectives.gtopk import rounds
 from comm_plan.collectives.top_of_sum import DeviceMerge, NumpyMerge
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import real_ranks, run_ranks
-from comm_plan.tests.rank_programs import Recorder, aggregate
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import real_ranks, run_ranks
+from comm_plan.tests.support.rank_programs import Recorder, aggregate
 
 CPU = torch.device("cpu")
 

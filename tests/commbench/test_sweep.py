@@ -16,7 +16,7 @@ from comm_plan.commbench.sweep import ITERATIONS, SYNC, geometric_sizes, measure
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
 from comm_plan.plans.network import COLLECTIVES
-from comm_plan.tests.harness import ThreadTransport, run_ranks
+from comm_plan.tests.support.harness import ThreadTransport, run_ranks
 from comm_plan.transports.local import LocalTransport
 
 SIZES = (4, 100, 4096)

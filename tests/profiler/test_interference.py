@@ -5,7 +5,7 @@ import torch
 
 from comm_plan.errors import CollectiveError
 from comm_plan.profiler.interference import background_all_reduce
-from comm_plan.tests.harness import ThreadTransport, run_ranks
+from comm_plan.tests.support.harness import ThreadTransport, run_ranks
 
 
 class Counting(ThreadTransport):

@@ -13,7 +13,7 @@ from comm_plan.profiler import measure, profile_from_model
 from comm_plan.profiler.measure import bound_by, in_ready_order
 from comm_plan.profiler.ranks import slowest_of
 from comm_plan.profiler.timings import Timings
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.support.harness import run_ranks
 
 
 @dataclass

@@ -7,7 +7,6 @@ from comm_plan.errors import CollectiveError, InputError, OutputError
 from comm_plan.plans import TopK
 from comm_plan.runtime.checkpoint import KEEP
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
     Killed,
@@ -16,6 +15,7 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 

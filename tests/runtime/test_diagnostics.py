@@ -12,8 +12,8 @@ from comm_plan.plans.parameters import trainable
 from comm_plan.runtime import diagnostics
 from comm_plan.runtime.diagnostics import measure, writer
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 DENSITY = 0.1

@@ -14,7 +14,7 @@ from comm_plan import parallelize
 from comm_plan.errors import MismatchError, NonFiniteError, RunError
 from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
 from comm_plan.plans.parameters import model_fingerprint, trainable
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 ORACLE = Path(__file__).parent / "ddp_oracle.py"

@@ -13,8 +13,8 @@ from comm_plan import parallelize
 from comm_plan.compressors.base import RESIDUAL, VARIANCE
 from comm_plan.errors import CollectiveError
 from comm_plan.plans import Dense, TopK, Vgc
-from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 

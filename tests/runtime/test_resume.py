@@ -21,9 +21,9 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.tests.harness import mpirun, run_ranks
 from comm_plan.tests.runtime.mortal import CHECKPOINT_EVERY, EPOCH_STEPS, RANKS
 from comm_plan.tests.runtime.trainings import METHODS, net, plan_for, workload
+from comm_plan.tests.support.harness import mpirun, run_ranks
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 

@@ -19,7 +19,6 @@ from comm_plan.runtime.trainer import (
     parameters_sha256,
     train,
 )
-from comm_plan.tests.harness import run_ranks
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
     METHODS,
@@ -27,6 +26,7 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 from comm_plan.workloads.data import cross_entropy

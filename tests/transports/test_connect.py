@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from comm_plan.errors import InputError, PeerError
-from comm_plan.tests.collectives import connecting_ranks
-from comm_plan.tests.harness import mpirun
+from comm_plan.tests.support.harness import mpirun
+from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import connect as connect_module
 from comm_plan.transports.connect import connect, current_transport
 from comm_plan.transports.launch import run_local

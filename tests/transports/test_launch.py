@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from comm_plan.errors import InputError, RunError
-from comm_plan.tests.harness import mpirun
+from comm_plan.tests.support.harness import mpirun
 from comm_plan.transports import launch
 from comm_plan.transports.launch import end_processes, run_local, start_process
 

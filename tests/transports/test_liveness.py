@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from comm_plan.errors import CollectiveError, PeerError, RunError
-from comm_plan.tests.collectives import connecting_ranks
-from comm_plan.tests.harness import run_ranks
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import launch, liveness
 from comm_plan.transports.launch import run_local
 from comm_plan.transports.links import connect_links, reachable_address

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.tests.collectives import transport_checks
-from comm_plan.tests.engines import ENGINES
-from comm_plan.tests.harness import MAX_RANKS, real_ranks
+from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.harness import MAX_RANKS, real_ranks
+from comm_plan.tests.transports import transport_checks
 from comm_plan.transports.local import LocalTransport
 
 engines = pytest.mark.parametrize("engine", ENGINES)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.tests.harness import MAX_RANKS, real_ranks, run_ranks
+from comm_plan.tests.support.harness import MAX_RANKS, real_ranks, run_ranks
 
 
 def test_results_come_in_rank_order():

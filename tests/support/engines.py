@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comm_plan.tests.harness import mpirun
+from comm_plan.tests.support.harness import mpirun
 
 ENGINES = [
     "gloo",
