@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-DEV := hypothesis import-linter mypy pre-commit pytest pytest-timeout ruff
+LINTERS := ruff-check ruff-format mypy lint-imports
 
-.PHONY: demo test lint format schemas bench clean
+.PHONY: demo test test-fast lint $(LINTERS) format schemas docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' $(DEV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # knows --group
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' --group dev
 	mkdir -p .pkg && ln -sfn .. .pkg/comm_plan
 	touch $@
 
@@ -19,10 +20,21 @@ demo: $(STAMP)  ## profile, benchmark the network, solve, train: the whole loop
 test: lint  ## lint, then every test that this machine can run
 	$(BIN)/python -m pytest
 
-lint: $(STAMP)  ## formatting, style, types, the direction of imports
+test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
+
+ruff-check: $(STAMP)
 	$(BIN)/ruff check .
+
+ruff-format: $(STAMP)
 	$(BIN)/ruff format --check .
+
+mypy: $(STAMP)
 	$(BIN)/mypy
+
+lint-imports: $(STAMP)
 	$(BIN)/lint-imports
 
 format: $(STAMP)  ## rewrite the code as the linters want it
@@ -32,6 +44,9 @@ format: $(STAMP)  ## rewrite the code as the linters want it
 schemas: $(STAMP)  ## write the JSON Schemas of the documents again
 	$(BIN)/python -m comm_plan.plans.schemas
 
+docs: $(STAMP)  ## the site, in site/; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchmarks/results
 	$(BIN)/python -m comm_plan.benchmarks.fits_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.solvers_on_hosts
@@ -39,4 +54,4 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 
 clean:
-	rm -rf $(VENV) .pkg build dist demo-output *.egg-info
+	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info
