@@ -124,7 +124,7 @@ def test_every_compressor_is_covered():
 
 @pytest.mark.parametrize(("spec", "collective"), CARRIED)
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_invariants_hold(spec, collective, data):
     check(run_ranks, *data.draw(trainings(spec, collective)))
 
@@ -132,7 +132,7 @@ def test_invariants_hold(spec, collective, data):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("spec", "collective"), CARRIED)
 @given(st.data())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_invariants_hold_on_real_engines(engine, spec, collective, data):
     check(real_ranks(engine).run, *data.draw(trainings(spec, collective)))
 

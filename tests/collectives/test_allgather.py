@@ -54,14 +54,13 @@ def check(run, codecs):
 
 
 @given(cases())
-@settings(deadline=None)
 def test_every_message_arrives_as_it_was_sent(codecs):
     check(run_ranks, codecs)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_message_arrives_over_a_real_engine(engine, codecs):
     check(real_ranks(engine).run, codecs)
 

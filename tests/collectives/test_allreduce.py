@@ -39,20 +39,19 @@ def check(run, codecs):
 
 
 @given(cases())
-@settings(deadline=None)
 def test_every_rank_gets_the_sum(codecs):
     check(run_ranks, codecs)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_rank_of_a_real_engine_gets_the_sum(engine, codecs):
     check(real_ranks(engine).run, codecs)
 
 
 @given(cases())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_ranks_agree_on_the_maximum_before_they_encode(codecs):
     largest = max(torch.tensor(codec.scaler).item() for codec in codecs)
     for codec, _ in run_ranks(len(codecs), aggregate, "allreduce", codecs):

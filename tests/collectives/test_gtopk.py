@@ -101,20 +101,19 @@ def check(run, codecs):
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_result_is_the_definition_and_nothing_is_lost(codecs):
     check(run_ranks, codecs)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_real_engines_give_the_definition_and_lose_nothing(engine, codecs):
     check(real_ranks(engine).run, codecs)
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_with_everything_selected_it_is_an_all_reduce(data):
     world_size, numel = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 6))
     codecs = [
@@ -153,7 +152,6 @@ def test_a_nan_reaches_every_rank():
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_both_ways_to_merge_agree(data):
     counts = data.draw(layouts())
     universe = max(counts) + data.draw(st.integers(0, 6))

@@ -40,7 +40,7 @@ measured = st.lists(
 
 
 @given(alpha=st.floats(1e-6, 1e-2), beta=st.floats(1e-11, 1e-7))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_recovers_an_affine_cost_exactly(alpha, beta):
     truth = alpha + beta * SIZES
     result = fit(samples(SIZES, truth))
@@ -52,7 +52,7 @@ def test_recovers_an_affine_cost_exactly(alpha, beta):
 @given(
     alpha=st.floats(1e-5, 1e-3), beta=st.floats(1e-10, 1e-8), seed=st.integers(0, 999)
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_large_sizes_stay_within_ten_percent_under_noise_and_outliers(
     alpha, beta, seed
 ):
@@ -69,7 +69,7 @@ def test_large_sizes_stay_within_ten_percent_under_noise_and_outliers(
     jump=st.floats(3.0, 10.0),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_finds_the_switch_between_two_protocols(switch, jump, seed):
     noise = np.exp(np.random.default_rng(seed).normal(0, 0.02, len(SIZES)))
     eager, rendezvous = 2e-5 + 4e-9 * SIZES, 2e-5 * jump + 4e-9 * jump * SIZES
@@ -91,7 +91,7 @@ def test_noise_alone_makes_no_switches():
 
 
 @given(measured)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nothing_is_ever_negative_and_the_cost_never_falls(pairs):
     result = fit(samples(*zip(*pairs, strict=True)))
     for segment in result.segments:
@@ -106,7 +106,7 @@ def test_nothing_is_ever_negative_and_the_cost_never_falls(pairs):
 
 
 @given(measured)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_segment_holds_enough_samples(pairs):
     result = fit(samples(*zip(*pairs, strict=True)))
     starts = [segment.from_nbytes for segment in result.segments]
@@ -119,7 +119,7 @@ def test_every_segment_holds_enough_samples(pairs):
 
 
 @given(measured, st.floats(1e-3, 1e3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_unit_of_time_does_not_matter(pairs, scale):
     nbytes, seconds = zip(*pairs, strict=True)
     plain = fit(samples(nbytes, seconds))
@@ -128,7 +128,7 @@ def test_the_unit_of_time_does_not_matter(pairs, scale):
 
 
 @given(measured.flatmap(st.permutations))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_order_of_samples_does_not_matter(pairs):
     assert fit(samples(*zip(*pairs, strict=True))) == fit(
         samples(*zip(*sorted(pairs), strict=True))

@@ -21,7 +21,6 @@ from comm_plan.compressors.rounding import (
 
 
 @given(st.lists(st.integers(-1, 1), min_size=1, max_size=60))
-@settings(deadline=None)
 def test_trits_come_back_five_from_a_byte(values):
     trits = torch.tensor(values, dtype=torch.int8)
     packed = pack_trits(trits)
@@ -37,7 +36,7 @@ def test_every_byte_of_trits_is_its_base_3_number():
 
 
 @given(st.data(), st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_codes_come_back_from_their_bits(data, bits):
     values = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=50))
     codes = torch.tensor(values, dtype=torch.uint8)
@@ -56,7 +55,6 @@ def test_many_codes_come_back_although_packed_in_chunks(bits):
 
 
 @given(st.data(), st.integers(1, 8))
-@settings(deadline=None)
 def test_codes_are_a_stream_of_bits_lowest_first(data, bits):
     values = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=50))
     packed = pack_codes(torch.tensor(values, dtype=torch.uint8), bits)
@@ -91,7 +89,6 @@ def test_what_16_bits_cannot_hold_is_still_right_on_average():
 
 
 @given(st.floats(-7, 7, width=32), st.integers(0, 99))
-@settings(deadline=None)
 def test_rounding_gives_a_neighbouring_integer(value, key):
     neighbours = {int(np.floor(value)), int(np.ceil(value))}
     assert set(rounded(torch.full((300,), value), key).tolist()) <= neighbours

@@ -32,7 +32,7 @@ def exchange(ranks, gradients, step=0):
 
 
 @given(st.sampled_from(BITS), st.lists(st.integers(1, 1500), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_wire_bytes_are_those_of_the_spec(bits, numels):
     compressor = qsgd(bits, numels)
     for index, numel in enumerate(numels):
@@ -48,7 +48,7 @@ def test_wire_bytes_are_those_of_the_spec(bits, numels):
     st.integers(1, 9),
     st.integers(0, 10**6),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_each_rank_is_off_by_less_than_one_level(bits, numels, world_size, seed):
     generator = torch.Generator().manual_seed(seed)
     gradients = [

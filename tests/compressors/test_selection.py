@@ -75,7 +75,7 @@ def test_agrees_with_torch_topk(k):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_selects_the_largest_of_small_tensors(data):
     floats = st.floats(-4, 4, width=16)
     numel = data.draw(st.integers(1, 40))

@@ -57,7 +57,7 @@ def random_gradients(seed, world_size, numels=NUMELS):
     st.lists(st.integers(1, 200), min_size=1, max_size=4),
     st.sampled_from(["allgather", "allreduce"]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_wire_bytes_are_packed_trits_or_one_byte_an_element(numels, collective):
     compressor = terngrad(numels=numels, collective=collective)
     message = compressor.encode()
@@ -67,7 +67,7 @@ def test_wire_bytes_are_packed_trits_or_one_byte_an_element(numels, collective):
 
 
 @given(st.integers(1, 9), st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_collectives_give_the_same_mean(world_size, seed):
     gradients = random_gradients(seed, world_size)
     means = {
@@ -88,7 +88,7 @@ def test_127_ranks_fit_into_int8():
 
 
 @given(st.integers(1, 9), st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_mean_is_a_whole_number_of_scalers_over_p(world_size, seed):
     ranks = [terngrad(world_size, r) for r in range(world_size)]
     means, scalers = exchange(ranks, random_gradients(seed, world_size))

@@ -75,7 +75,7 @@ COLLECTIVES = {"allgather": allgather, "gtopk": gtopk_tree}
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @given(st.integers(1, 9), st.integers(0, 10**6), st.floats(0.01, 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_gradient_is_lost(collective, world_size, seed, density):
     ranks = [
         topk(world_size, r, collective, density=density) for r in range(world_size)
@@ -129,7 +129,7 @@ def test_undo_of_an_allgather_is_exact():
     st.floats(1e-4, 1),
     st.floats(0, 1),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_wire_bytes_are_those_of_the_spec(numels, density, floor):
     compressor = topk(numels=numels, density=density)
     compressor.density_floor = floor

@@ -116,7 +116,7 @@ def test_values_are_those_of_torch_topk():
     assert torch.equal(values.abs().sort(descending=True).values, expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     steps=st.lists(
         st.tuples(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.compressors.base import Context, Slot
@@ -51,7 +51,6 @@ def test_the_worked_example_of_the_paper():
 
 
 @given(st.lists(normal, min_size=1, max_size=40))
-@settings(deadline=None)
 def test_bits_round_as_real_arithmetic_does(values):
     top, distance = quantize(
         torch.tensor(values), torch.zeros(len(values), dtype=torch.long), 1
@@ -65,7 +64,6 @@ def test_bits_round_as_real_arithmetic_does(values):
 
 
 @given(st.integers(1, 254), st.sampled_from([-1.0, 1.0]))
-@settings(deadline=None)
 def test_powers_of_two_are_exact(exponent, sign):
     power = power_of_two(
         torch.tensor([exponent], dtype=torch.int32), torch.tensor([sign])

@@ -52,7 +52,6 @@ elements = st.lists(
 
 
 @given(elements)
-@settings(deadline=None)
 def test_unpack_returns_what_was_packed(elements):
     columns = zip(*elements, strict=True) if elements else ((), (), ())
     position, distance, signed = (list(column) for column in columns)
@@ -85,7 +84,7 @@ def test_the_tensor_that_leaves_the_address_space_is_named():
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @given(world_size=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_gradient_is_lost_and_all_ranks_apply_the_same(spec, world_size, seed):
     generator = torch.Generator().manual_seed(seed)
     ranks = ranks_of(spec, world_size)
@@ -103,7 +102,7 @@ def test_no_gradient_is_lost_and_all_ranks_apply_the_same(spec, world_size, seed
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_is_decoded_is_exactly_what_left_the_residual(spec, seed):
     generator = torch.Generator().manual_seed(seed)
     (rank,) = ranks_of(spec, 1)

@@ -50,7 +50,7 @@ def test_lossless_auto_is_optimal_merging(build):
     assert plan.predicted.iteration_s == pytest.approx(fastest)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
 def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
     rng = np.random.default_rng(seed)

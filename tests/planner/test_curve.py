@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner.curve import affine, from_points, from_segments, measured
@@ -31,7 +31,6 @@ def _curves(draw):
     )
 
 
-@settings(deadline=None)
 @given(_curves(), SIZES)
 def test_no_message_is_cheaper_than_a_smaller_one(curve, sizes):
     seconds = curve(np.concatenate([sizes, curve.starts, curve.starts * 0.999]))
@@ -40,7 +39,6 @@ def test_no_message_is_cheaper_than_a_smaller_one(curve, sizes):
     assert np.all(seconds >= 0)
 
 
-@settings(deadline=None)
 @given(_curves(), SIZES)
 def test_no_message_is_faster_than_the_best_rate(curve, sizes):
     sizes = np.array(sizes, dtype=float)
@@ -95,7 +93,6 @@ def test_the_line_through_an_affine_curve_is_itself():
     assert through == pytest.approx((1e-3, 2e-9), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(_curves())
 def test_the_line_through_any_curve_is_never_negative(curve):
     alpha_s, beta = curve.line(4, 1e8)

@@ -1,7 +1,7 @@
 """The greedy baseline takes the decisions of the paper's Algorithm 1."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner.mg_wfbp import merge
@@ -37,7 +37,6 @@ def _algorithm_1(forward, backward, sizes, a, b):
     return merged
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_one_pass_takes_the_decisions_of_algorithm_1(seed, layers):
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner import solve
@@ -87,7 +87,6 @@ def test_optimal_equals_brute_force_on_random_instances(form):
         )
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_both_forms_agree_with_decoding_and_a_busy_channel(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -139,7 +138,6 @@ def test_greedy_merging_loses_on_many_networks_at_published_costs(build, cluster
     assert beaten > 30
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_optimal_never_loses_to_any_dense_solver(build, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner.schedule import BucketTimes, Compute, lower_bound_s, simulate
@@ -51,7 +51,6 @@ def test_decompression_holds_the_channel_but_is_not_communication():
     assert timeline.exposed_s == 7 - 6
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_lower_bound_is_never_above_an_iteration(build, data):
     from comm_plan.planner import solve

@@ -1,7 +1,7 @@
 """Fusion by size does what the peers do."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
@@ -17,7 +17,6 @@ def _buckets(build, numels, dtypes=None, cap="ddp"):
     return [[order[name] for name in bucket.tensors] for bucket in plan.buckets]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9 << 20), min_size=1, max_size=30))
 def test_ddp_preset_makes_the_buckets_of_torch(build, numels):
     dist = pytest.importorskip("torch.distributed")

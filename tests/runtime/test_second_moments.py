@@ -15,7 +15,7 @@ from comm_plan.runtime.second_moments import (
 )
 from comm_plan.workloads.char_lm import CharGpt
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=15)
 sizes = st.integers(1, 4)
 seeds = st.integers(0, 2**32 - 1)
 

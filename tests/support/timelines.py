@@ -1,6 +1,4 @@
-"""Timelines that the renderers' tests share."""
-
-import pytest
+"""Timelines for renderers to draw."""
 
 from comm_plan.report.timeline import Span, Timeline
 
@@ -36,8 +34,3 @@ def compressed() -> Timeline:
         iteration_s=0.0365,
         exposed_s=0.001,
     )
-
-
-@pytest.fixture
-def timelines() -> list[Timeline]:
-    return [merged(), compressed()]
