@@ -1,6 +1,5 @@
 """From a profile to a trained model, through the commands, on one host and on many."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,21 +16,17 @@ from comm_plan.profiler import profile_from_model
 from comm_plan.tests.runtime.trainings import plan_for
 from comm_plan.tests.support import digits_by_ddp
 from comm_plan.tests.support.digits_by_ddp import in_double
+from comm_plan.tests.support.documents import fit, network
 from comm_plan.tests.support.engines import ENGINES
 from comm_plan.tests.support.harness import real_ranks
 from comm_plan.workloads import load
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 STEPS = 50
 SEED = 5
-LINE = {"from_nbytes": 0, "alpha_s": 2e-4, "beta_s_per_byte": 1e-9}
-NETWORK = {
-    "schema": "comm-plan/network",
-    "version": 1,
-    "backend": "gloo",
-    "world_size": RANKS,
-    "collectives": {"allreduce": {"fit": {"segments": [LINE]}}},
-}
+NETWORK = network(RANKS, allreduce=fit((0, 2e-4, 1e-9)))
 COMMAND = [sys.executable, "-m", "comm_plan.cli"]
 
 
@@ -48,7 +43,7 @@ def run(folder, *arguments):
 def planned(tmp_path_factory):
     """A folder with a measured profile of digits and an optimal plan for it."""
     folder = tmp_path_factory.mktemp("digits")
-    (folder / "network.json").write_text(json.dumps(NETWORK))
+    NETWORK.save(folder / "network.json")
     run(folder, "profile", "digits", "--compressors", "none", "--iterations", 20)
     run(folder, "solve", "profile.json", "network.json", "--solver", "optimal")
     return folder

@@ -48,6 +48,7 @@ def test_an_int8_sum_that_overflows_is_refused():
         run_ranks(2, lambda t: t.all_reduce(torch.tensor([100], dtype=torch.int8)))
 
 
+@pytest.mark.slow
 def test_a_failure_on_a_real_rank_is_told_and_new_ranks_take_over():
     with pytest.raises(RuntimeError, match="not subscriptable"):
         real_ranks("gloo").run(3, itemgetter("no transport has items"))

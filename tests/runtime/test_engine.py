@@ -46,12 +46,14 @@ def outcomes(ranks):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_ranks_give_bitwise_the_parameters_of_ddp(scenario):
     """A sum of two numbers does not depend on their order."""
     assert outcomes(2)[scenario] == "same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_three_ranks_give_the_parameters_of_ddp_up_to_rounding(scenario):
     assert outcomes(3)[scenario] in ("same", "close")

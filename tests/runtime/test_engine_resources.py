@@ -80,6 +80,7 @@ def extra_nbytes(spec, collective):
     )
 
 
+@pytest.mark.slow
 def test_topk_adds_one_residual_and_messages_to_the_memory():
     """One message is kept to be sent, one is being gathered, one packed."""
     parameters, message, extra = extra_nbytes(TopK(density=0.01), "allgather")
@@ -87,6 +88,7 @@ def test_topk_adds_one_residual_and_messages_to_the_memory():
     assert extra >= parameters, "the count misses the residuals"
 
 
+@pytest.mark.slow
 def test_dense_buckets_add_one_copy_as_ddp_does():
     parameters, _, extra = extra_nbytes(Dense(), "allreduce")
     assert extra <= parameters + 4096

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 
 import pytest
 
+ERROR = re.compile(r"^(?:comm-plan: error: |Error: |╭─ Error ─)", re.MULTILINE)
 BORDERS = str.maketrans(dict.fromkeys("╭╮╰╯│─", " "))
 
 
@@ -48,6 +50,5 @@ class Ended:
         """Return the words of its one error; it must have ended with ``code``."""
         assert self.returncode == code, self.stderr
         assert "Traceback" not in self.stderr
-        errors = [line for line in self.stderr.splitlines() if "error" in line.lower()]
-        assert len(errors) == 1, self.stderr
+        assert len(ERROR.findall(self.stderr)) == 1, self.stderr
         return " ".join(self.stderr.translate(BORDERS).split())

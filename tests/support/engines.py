@@ -7,10 +7,11 @@ import pytest
 from comm_plan.tests.support.harness import mpirun
 
 ENGINES = [
-    "gloo",
+    pytest.param("gloo", marks=pytest.mark.slow),
     pytest.param(
         "mpi",
         marks=[
+            pytest.mark.slow,
             pytest.mark.mpi,
             pytest.mark.skipif(mpirun() is None, reason="mpirun is not here"),
         ],

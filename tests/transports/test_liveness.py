@@ -118,6 +118,7 @@ def run(*arguments):
     return run_local(command, RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_named_by_every_other(victim, capfd):
     with pytest.raises(RunError, match=f"rank {victim} was killed by SIGKILL"):
@@ -127,6 +128,7 @@ def test_a_killed_rank_is_named_by_every_other(victim, capfd):
     ] * (RANKS - 1)
 
 
+@pytest.mark.slow
 def test_the_cause_of_a_failing_rank_reaches_every_other(capfd):
     assert run("gloo", "fail", 1) != 0
     assert sorted(set(capfd.readouterr().err.splitlines())) == [
@@ -136,6 +138,7 @@ def test_the_cause_of_a_failing_rank_reaches_every_other(capfd):
     ]
 
 
+@pytest.mark.slow
 def test_ranks_stuck_with_a_stopped_one_are_ended(capfd, monkeypatch):
     monkeypatch.setattr(launch, "_GRACE_S", 3.0)
     monkeypatch.setattr(launch, "_TERMINATE_S", 0.1)
