@@ -16,15 +16,20 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 import typer
 
 from comm_plan import __version__, screen
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import CommPlanError, InputError
+from comm_plan.planner.solvers import BASELINES, SOLVERS
+from comm_plan.plans.compression import KINDS, METHODS
+from comm_plan.transports.backends import BACKENDS
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
@@ -34,6 +39,30 @@ if TYPE_CHECKING:
     from comm_plan.transports.base import Transport
 
 Number = TypeVar("Number", int, float)
+
+
+_make_enum: Callable[..., object] = Enum
+
+
+def _choices(name: str, values: Iterable[str]) -> type[Enum]:
+    """Return what ``--help`` lists and everything else is refused for."""
+    return cast("type[Enum]", _make_enum(name, ((v, v) for v in values), type=str))
+
+
+if TYPE_CHECKING:
+    Algorithm: TypeAlias = Enum
+    Backend: TypeAlias = Enum
+    Compressor: TypeAlias = Enum
+    Device: TypeAlias = Enum
+    SolverName: TypeAlias = Enum
+else:
+    Algorithm = _choices("Algorithm", COLLECTIVES["allreduce"].algorithms)
+    Backend = _choices("Backend", BACKENDS)
+    Compressor = _choices("Compressor", METHODS)
+    Device = _choices("Device", ("cpu", "cuda"))
+    SolverName = _choices("SolverName", SOLVERS)
+
+OPTIMAL = SolverName("optimal")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,11 +87,11 @@ LocalRanks = Annotated[
     typer.Option("--local-ranks", min=1, help="Start so many ranks on this host."),
 ]
 BackendOption = Annotated[
-    str | None,
-    typer.Option("--backend", help="gloo, nccl or mpi. [default: nccl with CUDA]"),
+    Backend | None,
+    typer.Option("--backend", help="[default: nccl with CUDA, else gloo]"),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="cpu or cuda. [default: cuda if there]")
+    Device | None, typer.Option("--device", help="[default: cuda with nccl, else cpu]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]
 WorldSize = Annotated[
@@ -78,6 +107,12 @@ LinkSpeed = Annotated[
 DenseLayers = Annotated[
     str | None,
     typer.Option(help="Never compress these: comma-separated patterns of names."),
+]
+AlgorithmOption = Annotated[
+    Algorithm | None,
+    typer.Option(
+        help="Of all-reduce, to carry its cost to other ranks. [default: ring]"
+    ),
 ]
 MaxRatio = Annotated[
     float, typer.Option(min=1, help="Upper bound on numel / k for sparse methods.")
@@ -100,6 +135,7 @@ def _options(
 
 @app.command()
 def profile(
+    context: typer.Context,
     workload: WorkloadArgument,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
     device: DeviceOption = None,
@@ -113,7 +149,7 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure when each gradient is ready, and what compressors cost."""
-    _start_ranks(local_ranks, backend)
+    _start_ranks(context, local_ranks, backend)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import compression_costs, measure
     from comm_plan.workloads import load
@@ -144,6 +180,7 @@ def profile(
 
 @app.command()
 def benchmark_network(
+    context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("network.json"),
     backend: BackendOption = None,
     collectives: Annotated[
@@ -172,9 +209,9 @@ def benchmark_network(
     if imported:
         from comm_plan.commbench.importing import load
 
-        found = load(imported, world_size=world_size, backend=backend)
+        found = load(imported, world_size=world_size, backend=_value(backend))
     else:
-        _start_ranks(local_ranks, backend)
+        _start_ranks(context, local_ranks, backend)
         check_writable(output)
         found = _sweep(backend, device, collectives, max_nbytes, budget_s)
     _finish(found, output, json)
@@ -186,15 +223,16 @@ def solve(
     network: NetworkArgument,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("plan.json"),
     solver: Annotated[
-        str,
-        typer.Option(
-            help="optimal, mg-wfbp, threshold, wfbp or single (all exactly dense), "
-            "lags, slgs or auto (they choose compression)."
-        ),
-    ] = "optimal",
+        SolverName,
+        typer.Option(help="lags, slgs and auto choose compression; others send dense."),
+    ] = OPTIMAL,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show every solver, not only baselines.")
+    ] = False,
     world_size: WorldSize = None,
+    algorithm: AlgorithmOption = None,
     compressor: Annotated[
-        str | None, typer.Option(help="Force one for all buckets: topk, terngrad, ...")
+        Compressor | None, typer.Option(help="Force one upon all buckets.")
     ] = None,
     options: Annotated[
         list[str] | None,
@@ -217,48 +255,40 @@ def solve(
     json: Json = False,
 ) -> None:
     """Compute the plan, and say what it brings."""
-    from comm_plan import planner
-    from comm_plan.planner.problem import Settings
-    from comm_plan.planner.summary import summarise
+    from comm_plan.planner import Settings, make_problem, summarise
     from comm_plan.planner.threshold import caps
     from comm_plan.plans import Network, Profile, check_writable
+    from comm_plan.report.solvers import solver_table
 
     check_writable(output)
-    documents = Profile.load(profile), Network.load(network)
     settings = Settings(
+        world_size=world_size,
+        algorithm=_value(algorithm),
+        link_bytes_per_s=_bytes_per_s(link_gbits),
+        compressor=_value(compressor),
+        options=_pairs(options),
+        dense_layers=_names(dense_layers),
         caps_nbytes=caps(int(threshold) if threshold.isdigit() else threshold),
         max_ratio=max_ratio,
         allow=("dense",) if lossless else _names(allow),
     )
-    link = None if link_gbits is None else link_gbits * 1e9 / 8
-    patterns = _names(dense_layers)
-    plan = planner.solve(
-        *documents,
-        solver,
-        world_size=world_size,
-        link_bytes_per_s=link,
-        compressor=compressor,
-        options=_pairs(options),
-        dense_layers=patterns,
-        settings=settings,
-    )
-    summary = summarise(
-        *documents,
-        world_size=world_size,
-        link_bytes_per_s=link,
-        dense_layers=patterns,
-        settings=settings,
-    )
+    problem = make_problem(Profile.load(profile), Network.load(network), settings)
+    beside = SOLVERS if compare else BASELINES
+    summary = summarise(problem, [solver.value], beside)
+    plan = summary.plan(solver.value)
     plan.save(output)
     if json:
         print(plan.to_json(), end="")
-    screen.show(screen.solver_table(summary, plan, compressor))
+    screen.show(solver_table(summary, chosen=summary.row(solver.value)))
+    for name, reason in summary.left_out.items():
+        screen.say(f"{name} is left out: {reason}")
     screen.say(summary.verdict)
     screen.say(f"wrote {output}")
 
 
 @app.command()
 def train(
+    context: typer.Context,
     workload: WorkloadArgument,
     plan: Annotated[Path, typer.Option("--plan", help="What solve wrote.")],
     output: Annotated[
@@ -286,7 +316,8 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
     ] = False,
     on_nonfinite: Annotated[
-        str, typer.Option(help="A gradient with inf or NaN: stop or skip.")
+        Literal["stop", "skip"],
+        typer.Option(help="What to do on a gradient with inf or NaN."),
     ] = "stop",
     find_unused_parameters: Annotated[
         bool,
@@ -311,7 +342,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
-    _start_ranks(local_ranks, backend or _planned_backend(plan))
+    _start_ranks(context, local_ranks, backend or _planned_backend(plan))
     from comm_plan.plans import Plan, check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
@@ -320,8 +351,6 @@ def train(
 
     if resume and checkpoint is None:
         raise InputError("--resume needs --checkpoint FOLDER to resume from")
-    if on_nonfinite not in ("stop", "skip"):
-        raise InputError(f"--on-nonfinite {on_nonfinite}: use stop or skip")
     check_writable(output)
     chosen = Plan.load(plan)
     sizes = {} if batch_size is None else {"batch_size": batch_size}
@@ -329,7 +358,7 @@ def train(
     check_plan(chosen, model.model, place().world_size)
     total = steps if epochs is None else None
     with (
-        _connect(backend or chosen.backend, device, timeout_s) as transport,
+        _connect(backend or Backend(chosen.backend), device, timeout_s) as transport,
         screen.training_progress(total) as show,
     ):
         watchers = [show]
@@ -353,7 +382,7 @@ def train(
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
-                on_nonfinite="skip" if on_nonfinite == "skip" else "stop",
+                on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
                 density_warmup=_warmup(density_warmup),
                 watcher=watch,
@@ -369,28 +398,32 @@ def simulate(
     world_sizes: Annotated[
         str, typer.Option("--world-sizes", help="Comma-separated numbers of ranks.")
     ] = "2,4,8,16,32,64",
+    solvers: Annotated[str, typer.Option(help="Comma-separated, or all.")] = ",".join(
+        BASELINES
+    ),
+    algorithm: AlgorithmOption = None,
     link_gbits: LinkSpeed = None,
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = 1000.0,
 ) -> None:
-    """Ask what if: every solver's iteration time on other numbers of ranks."""
-    from comm_plan.planner.problem import Settings
-    from comm_plan.planner.summary import summarise
+    """Ask what if: each solver's iteration time on other numbers of ranks."""
+    from comm_plan.planner import Settings, make_problem, summarise
     from comm_plan.plans import Network, Profile
+    from comm_plan.report.solvers import what_if_table
 
-    documents = Profile.load(profile), Network.load(network)
-    sizes = _numbers("--world-sizes", world_sizes, int)
-    summaries = [
-        summarise(
-            *documents,
+    measured, cluster = Profile.load(profile), Network.load(network)
+    names = tuple(SOLVERS) if solvers == "all" else _names(solvers) or ()
+    summaries = []
+    for size in _numbers("--world-sizes", world_sizes, int):
+        settings = Settings(
             world_size=size,
-            link_bytes_per_s=None if link_gbits is None else link_gbits * 1e9 / 8,
+            algorithm=_value(algorithm),
+            link_bytes_per_s=_bytes_per_s(link_gbits),
             dense_layers=_names(dense_layers),
-            settings=Settings(max_ratio=max_ratio),
+            max_ratio=max_ratio,
         )
-        for size in sizes
-    ]
-    screen.show(screen.what_if_table(summaries, documents[1].world_size))
+        summaries.append(summarise(make_problem(measured, cluster, settings), names))
+    screen.show(what_if_table(summaries, names, cluster.world_size))
 
 
 @app.command()
@@ -411,15 +444,20 @@ def report(
     world_size: WorldSize = None,
 ) -> None:
     """Draw the timeline of one iteration under each solver."""
-    from comm_plan.planner import find_solver
-    from comm_plan.planner.documents import make_problem
+    from comm_plan.planner import Settings, find_solver, make_problem
     from comm_plan.plans import Network, Profile
     from comm_plan.report.save import save
+    from comm_plan.report.solvers import timeline
 
     measured, cluster = Profile.load(profile), Network.load(network)
-    problem = make_problem(measured, cluster, world_size)
+    problem = make_problem(measured, cluster, Settings(world_size=world_size))
     drawn = [
-        screen.picture(name, measured, problem, find_solver(name)(problem))
+        timeline(
+            name,
+            problem.simulate(find_solver(name)(problem)),
+            forward_s=measured.forward_s,
+            update_s=measured.update_s,
+        )
         for name in _names(solvers) or ()
     ]
     if output is None:
@@ -436,8 +474,9 @@ def report(
 def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     """Say what a profile, network, plan or run record holds."""
     from comm_plan.plans import load_document
+    from comm_plan.report.tables import tables
 
-    for table in screen.tables(load_document(document), every_collective=True):
+    for table in tables(load_document(document)):
         screen.show(table)
 
 
@@ -457,12 +496,17 @@ def demo(
 # Around the verbs
 
 
-def main() -> NoReturn:
-    """Run the command line and exit."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Args:
+        arguments: the words after the command's name; None: this process's own.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     # Torch warns about host names that cannot be resolved, on every rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        app()
+        app(words, obj=words)
     except KeyboardInterrupt:
         sys.exit(130)
     except CommPlanError as error:
@@ -494,87 +538,93 @@ def _explain(error: BaseException) -> None:
     if not isinstance(error, CommPlanError):
         text = f"{type(error).__name__}: {text} (--debug shows where)"
     who = f"rank {here.rank}: " if here.world_size > 1 else ""
-    print(f"comm-plan: error: {who}{text}", file=sys.stderr, flush=True)
+    # In one piece, for other ranks may print too.
+    sys.stderr.write(f"comm-plan: error: {who}{text}\n")
+    sys.stderr.flush()
 
 
-def _start_ranks(local_ranks: int | None, backend: str | None) -> None:
-    """Run this same command on ``local_ranks`` ranks instead, and exit."""
-    if local_ranks is None or local_ranks == 1:
+def _start_ranks(
+    context: typer.Context, local_ranks: int | None, backend: Backend | None
+) -> None:
+    """Run this same command on ``local_ranks`` ranks instead, and exit.
+
+    The ranks get the same words; their environment says that they are started.
+    """
+    from comm_plan.transports.launch import STARTED, run_local
+
+    if local_ranks is None or local_ranks == 1 or STARTED in os.environ:
         return
     if place().launcher != "none":
         raise InputError(
             f"--local-ranks under {place().launcher}: leave one of the two out"
         )
-    from comm_plan.transports.launch import run_local
-
-    command = [sys.executable, "-m", "comm_plan.cli", *_without_local_ranks()]
-    code = run_local(command, local_ranks, backend or "gloo")
+    command = [sys.executable, "-m", "comm_plan.cli", *context.obj]
+    code = run_local(command, local_ranks, _value(backend) or "gloo")
     raise typer.Exit(code)
-
-
-def _without_local_ranks() -> list[str]:
-    arguments: list[str] = []
-    given = iter(sys.argv[1:])
-    for argument in given:
-        if argument == "--local-ranks":
-            next(given)
-        elif not argument.startswith("--local-ranks="):
-            arguments.append(argument)
-    return arguments
 
 
 @contextmanager
 def _connect(
-    backend: str | None, device: str | None, timeout_s: float = 300.0
+    backend: Backend | None, device: Device | None, timeout_s: float = 300.0
 ) -> Iterator[Transport]:
     """Join the run that the launcher's environment describes."""
     from comm_plan.transports.connect import connect
 
-    chosen: Any = backend or "auto"
-    if chosen not in ("auto", "gloo", "nccl", "mpi"):
-        raise InputError(f"backend {backend!r} is unknown: use gloo, nccl or mpi")
     with connect(
-        chosen, device=device, timeout_s=timeout_s, report=_explain
+        _value(backend), device=_value(device), timeout_s=timeout_s, report=_explain
     ) as transport:
         yield transport
 
 
 def _sweep(
-    backend: str | None,
-    device: str | None,
+    backend: Backend | None,
+    device: Device | None,
     collectives: str | None,
     max_nbytes: int,
     budget_s: float,
 ) -> Network:
-    from comm_plan.commbench.operations import OPERATIONS
+    from comm_plan.collectives.registry import COLLECTIVES
     from comm_plan.commbench.sweep import geometric_sizes, measure
 
     with _connect(backend, device) as transport, screen.progress() as progress:
         return measure(
             transport,
-            collectives=_names(collectives) or tuple(OPERATIONS),
+            collectives=_names(collectives) or tuple(COLLECTIVES),
             sizes=geometric_sizes(largest=max_nbytes),
             budget_s=budget_s,
             progress=progress,
         )
 
 
-def _planned_backend(plan: Path) -> str:
+def _planned_backend(plan: Path) -> Backend:
     from comm_plan.plans import Plan
+    from comm_plan.transports.backends import find_backend
 
-    return Plan.load(plan).backend
+    name = Plan.load(plan).backend
+    find_backend(name)
+    return Backend(name)
 
 
 def _finish(document: Document, output: Path, json: bool) -> None:
     """Write and show a result, on rank 0."""
+    from comm_plan.report.tables import tables
+
     if place().rank > 0:
         return
     document.save(output)
     if json:
         print(document.to_json(), end="")
-    for table in screen.tables(document, every_collective=False):
+    for table in tables(document, briefly=True):
         screen.show(table)
     screen.say(f"wrote {output}")
+
+
+def _value(choice: Enum | None) -> str | None:
+    return None if choice is None else choice.value
+
+
+def _bytes_per_s(gbits: float | None) -> float | None:
+    return None if gbits is None else gbits * 1e9 / 8
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -594,10 +644,10 @@ def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
 
 def _kinds(text: str) -> tuple[str, ...]:
     """Return which compressors ``--compressors`` means."""
-    from comm_plan.compressors import COMPRESSORS
+    from comm_plan.plans.compression import KINDS
 
     if text == "all":
-        return tuple(COMPRESSORS)
+        return tuple(KINDS)
     return () if text == "none" else _names(text) or ()
 
 

@@ -7,40 +7,45 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner.collective_cost import best_bus_bandwidth
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, lower_bound_s
-from comm_plan.plans.compression import Dense
+from comm_plan.plans.compression import Dense, method
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile
 
 
 def make_problem(
-    profile: Profile,
-    network: Network,
-    world_size: int | None = None,
-    dense_layers: Sequence[str] | None = None,
-    settings: Settings | None = None,
+    profile: Profile, network: Network, settings: Settings | None = None
 ) -> Problem:
-    """Return the problem of sending the model's gradients dense.
+    """Return the problem of sending a model's gradients over a network.
+
+    Args:
+        profile: the model's gradient-ready times, and what compressors cost.
+        network: what collectives cost.
+        settings: what else is asked for; None: the defaults.
 
     Raises:
-        InputError: the world size is below 1, a pattern of ``dense_layers`` matches
-            nothing, or all-reduce was not measured.
+        InputError: a collective is unknown, a pattern of ``dense_layers`` matches
+            nothing, a compressor is unknown or one of its options out of range, or a
+            cost that is needed was not measured.
     """
-    ranks = network.world_size if world_size is None else world_size
-    if ranks < 1:
-        raise InputError(f"world size {ranks} is below 1: give the number of ranks")
-    patterns = None if dense_layers is None else tuple(dense_layers)
-    _check_patterns(profile, patterns or ())
+    check_known(network.collectives)
+    settings = settings or Settings()
+    ranks = settings.world_size or network.world_size
+    patterns = settings.dense_layers
+    if patterns is not None:
+        patterns = tuple(patterns)
+        _check_patterns(profile, patterns)
     prices = Prices(profile, network, ranks, patterns)
     tensors = profile.tensors
     ready = profile.forward_s + np.array([tensor.ready_s for tensor in tensors])
     backward_end = profile.forward_s + profile.backward_s
-    return Problem(
+    problem = Problem(
         compute=Compute(ready, max(backward_end, ready[-1]), profile.update_s),
         numel=np.array([tensor.numel for tensor in tensors]),
         nbytes=np.array([tensor.nbytes for tensor in tensors]),
@@ -49,8 +54,12 @@ def make_problem(
         world_size=ranks,
         assigned=(prices.option(Dense()),) * len(tensors),
         prices=prices,
-        settings=settings or Settings(),
+        settings=settings,
     )
+    if settings.compressor is None:
+        return problem
+    spec, collective = method(settings.compressor, **settings.options)
+    return problem.sent_by(prices.option(spec, collective))
 
 
 def to_plan(
@@ -58,7 +67,7 @@ def to_plan(
     solver: str,
     solution: Solution,
     baselines: Mapping[str, float],
-    link_bytes_per_s: float | None = None,
+    lower_bound_s: float,
 ) -> Plan:
     """Return ``solution`` as a plan, with its prediction.
 
@@ -67,11 +76,10 @@ def to_plan(
         solver: the solver's name.
         solution: its buckets.
         baselines: predicted iteration seconds of other solvers, by name.
-        link_bytes_per_s: link speed for the lower bound; None: from the network.
+        lower_bound_s: what :func:`dense_lower_bound_s` returns for the problem.
     """
     profile, network = problem.prices.profile, problem.prices.network
-    timeline = problem.simulate(solution)
-    extrapolated = problem.world_size != network.world_size
+    schedule = problem.simulate(solution)
     names = [tensor.name for tensor in profile.tensors]
     return Plan(
         solver=solver,
@@ -89,31 +97,22 @@ def to_plan(
             for start, stop, option in solution.buckets()
         ),
         predicted=Predicted(
-            iteration_s=timeline.iteration_s,
-            exposed_s=timeline.exposed_s,
-            lower_bound_s=dense_lower_bound_s(problem, link_bytes_per_s),
+            iteration_s=schedule.iteration_s,
+            exposed_s=schedule.exposed_s,
+            lower_bound_s=lower_bound_s,
             baselines=dict(baselines),
-            extrapolated_from=network.world_size if extrapolated else None,
+            extrapolated_from=problem.extrapolated_from,
         ),
         inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
     )
 
 
-def dense_lower_bound_s(
-    problem: Problem, link_bytes_per_s: float | None = None
-) -> float:
-    """Return the iteration time that no dense plan beats on the network's links.
-
-    Raises:
-        InputError: the link speed is not above 0.
-    """
-    if link_bytes_per_s is None:
-        link_bytes_per_s = best_bus_bandwidth(problem.prices.network)
-    elif not link_bytes_per_s > 0:
-        raise InputError(f"link speed {link_bytes_per_s} is not above 0: give bytes/s")
-    return lower_bound_s(
-        problem.compute, problem.nbytes, problem.world_size, link_bytes_per_s
-    )
+def dense_lower_bound_s(problem: Problem) -> float:
+    """Return the iteration time that no dense plan beats on the network's links."""
+    link = problem.settings.link_bytes_per_s
+    if link is None:
+        link = best_bus_bandwidth(problem.prices.network)
+    return lower_bound_s(problem.compute, problem.nbytes, problem.world_size, link)
 
 
 def _check_patterns(profile: Profile, patterns: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ that too (``lags``, ``auto``); those take their options from ``Problem.prices``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -30,18 +30,35 @@ HOROVOD_CAPS = (128 << 20,)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may ask of the solvers.
+    """What a user may ask, beside the model and the network.
 
     Attributes:
+        world_size: number of ranks to plan for. None: as measured; another one is an
+            extrapolation, and the plan says so.
+        algorithm: which closed form carries an all-reduce to another world size, one of
+            the ``algorithms`` of that collective. None: the ring's.
+        link_bytes_per_s: a rank's link speed, for the lower bound. None: the best bus
+            bandwidth that the network shows.
+        compressor: forced upon every bucket, one of the names of ``METHODS``. None:
+            dense, unless the solver decides.
+        options: fields of that compressor's spec that shall differ from the default.
+        dense_layers: patterns of layers or tensors never to be compressed. None: those
+            that the method keeps dense by default.
         caps_nbytes: ``threshold`` closes a dtype's first bucket at the first cap, and
             so on; the last cap stays. Higher: fewer buckets.
         max_ratio: upper bound on numel / k for sparse compressors (LAGS: c_u).
-        allow: what ``auto`` may use, of ``prices.METHODS``; None: all that
+        allow: what ``auto`` may use, of the names of ``METHODS``; None: all that
             can be priced.
         tolerance: how much slower than the fastest plan ``auto`` may be in order to
             compress less, as a share of the iteration time.
     """
 
+    world_size: int | None = None
+    algorithm: str | None = None
+    link_bytes_per_s: float | None = None
+    compressor: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    dense_layers: Sequence[str] | None = None
     caps_nbytes: tuple[int, ...] = DDP_CAPS
     max_ratio: float = 1000.0
     allow: tuple[str, ...] | None = None
@@ -51,8 +68,22 @@ class Settings:
         """Refuse what means nothing.
 
         Raises:
-            InputError: ``max_ratio`` below 1 or ``tolerance`` below 0.
+            InputError: a world size, ``max_ratio`` below 1, a link speed not above 0,
+                ``tolerance`` below 0, or options of no compressor.
         """
+        if self.world_size is not None and self.world_size < 1:
+            raise InputError(
+                f"world size {self.world_size} is below 1: give the number of ranks"
+            )
+        if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
+            raise InputError(
+                f"link speed {self.link_bytes_per_s} is not above 0: give bytes/s"
+            )
+        if self.options and self.compressor is None:
+            raise InputError(
+                f"options {', '.join(self.options)} are given without a compressor: "
+                "name one"
+            )
         if not self.max_ratio >= 1:
             raise InputError(
                 f"max ratio {self.max_ratio} is below 1: 1 keeps everything"
@@ -125,6 +156,20 @@ class Problem:
         dense = self.prices.option(Dense())
         chosen = (option if allowed else dense for allowed in option.allowed.tolist())
         return replace(self, assigned=tuple(chosen))
+
+    @cached_property
+    def dense(self) -> Problem:
+        """The problem of sending everything as it is."""
+        dense = self.prices.option(Dense())
+        if all(option.compressor == dense.compressor for option in self.assigned):
+            return self
+        return replace(self, assigned=(dense,) * len(self))
+
+    @property
+    def extrapolated_from(self) -> int | None:
+        """The measured number of ranks where this is another one."""
+        measured = self.prices.network.world_size
+        return None if self.world_size == measured else measured
 
     def solution(self, stops: Sequence[int] | IntArray) -> Solution:
         """Return the buckets that end at ``stops``, each tensor as assigned."""

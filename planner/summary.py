@@ -1,16 +1,18 @@
-"""All solvers side by side, and in plain words what there is to gain."""
+"""Solvers side by side, each run once, and in plain words what there is to gain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from comm_plan.errors import InputError
-from comm_plan.planner import CHOOSE_COMPRESSION, SOLVERS
-from comm_plan.planner.documents import dense_lower_bound_s, make_problem
-from comm_plan.planner.problem import Settings
-from comm_plan.plans.network import Network
-from comm_plan.plans.profile import Profile
+from comm_plan.planner.documents import dense_lower_bound_s, to_plan
+from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.schedule import Schedule
+from comm_plan.planner.solvers import BASELINES, SOLVERS, find_solver
+from comm_plan.plans.plan import Plan
 
 WORTHWHILE = 0.01
 """A gain of a smaller share of the iteration time is called none."""
@@ -18,109 +20,183 @@ WORTHWHILE = 0.01
 TODAY = "threshold"
 """What people run without planning: the bucket sizes of PyTorch DDP."""
 
+MERGED = "optimal"
+"""The best that merging alone can do."""
+
 
 @dataclass(frozen=True)
-class Row:
+class Prediction:
     """What the schedule model says of one solver's plan.
 
     Attributes:
         solver: its name.
-        iteration_s: predicted iteration time.
-        exposed_s: communication that computation does not hide.
-        buckets: how many.
+        forced: the compressor that was forced upon it; None: none was.
+        solution: its buckets.
+        schedule: the iteration under them.
         of_bound: iteration_s as a multiple of the lower bound for dense traffic; a
             compressed plan may be below 1.
-        largest_ratio: the most compressed bucket's ratio; 1: dense.
     """
 
     solver: str
-    iteration_s: float
-    exposed_s: float
-    buckets: int
+    forced: str | None
+    solution: Solution
+    schedule: Schedule
     of_bound: float
-    largest_ratio: float
+
+    @property
+    def iteration_s(self) -> float:
+        """Predicted iteration time."""
+        return self.schedule.iteration_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that computation does not hide."""
+        return self.schedule.exposed_s
+
+    @property
+    def buckets(self) -> int:
+        """How many messages an iteration sends."""
+        return len(self.solution.stops)
+
+    @property
+    def largest_ratio(self) -> float:
+        """The most compressed bucket's ratio; 1: dense."""
+        return max(option.ratio for option in self.solution.options)
+
+    @property
+    def label(self) -> str:
+        """The solver's name, and the compressor forced upon it."""
+        return self.solver if self.forced is None else f"{self.solver}, {self.forced}"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All solvers' rows, fastest first, and the verdict.
+    """Solvers' predictions, fastest first.
 
-    ``left_out`` maps a solver to why it could not be run.
+    Attributes:
+        problem: what was solved.
+        rows: one for each solver that could be run; with a forced compressor also the
+            dense baselines.
+        lower_bound_s: a time that no dense plan beats.
+        left_out: why a solver could not be run, by its name.
     """
 
-    rows: tuple[Row, ...]
+    problem: Problem
+    rows: tuple[Prediction, ...]
     lower_bound_s: float
-    world_size: int
-    extrapolated_from: int | None
     left_out: dict[str, str]
-    verdict: str
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks planned for."""
+        return self.problem.world_size
+
+    @property
+    def extrapolated_from(self) -> int | None:
+        """The measured number of ranks where it is another one."""
+        return self.problem.extrapolated_from
+
+    @cached_property
+    def verdict(self) -> str:
+        """In one sentence what planning brings over DDP's buckets."""
+        return verdict(self.rows, self.lower_bound_s)
+
+    def row(self, solver: str) -> Prediction:
+        """Return the row of a solver that was asked for.
+
+        Raises:
+            InputError: it could not be run, and why.
+        """
+        forced = self.problem.settings.compressor
+        for row in self.rows:
+            if (row.solver, row.forced) == (solver, forced):
+                return row
+        raise InputError(self.left_out[solver])
+
+    def plan(self, solver: str) -> Plan:
+        """Return the plan of a solver that was asked for.
+
+        Raises:
+            InputError: it could not be run, and why.
+        """
+        row = self.row(solver)
+        baselines = {
+            other.solver: other.iteration_s
+            for other in self.rows
+            if other.solver in BASELINES and other is not row and other.forced is None
+        }
+        return to_plan(
+            self.problem, solver, row.solution, baselines, self.lower_bound_s
+        )
+
+
+def solve(problem: Problem, solver: str = "optimal") -> Plan:
+    """Return the plan of ``solver``, with its prediction and the dense baselines'.
+
+    Raises:
+        InputError: an unknown solver, a forced compressor for a solver that chooses its
+            own, or a cost that was not measured.
+    """
+    return summarise(problem, [solver]).plan(solver)
 
 
 def summarise(
-    profile: Profile,
-    network: Network,
-    *,
-    world_size: int | None = None,
-    link_bytes_per_s: float | None = None,
-    dense_layers: Sequence[str] | None = None,
-    settings: Settings | None = None,
+    problem: Problem, solvers: Iterable[str] = (), beside: Iterable[str] = BASELINES
 ) -> Summary:
-    """Return what every solver makes of a model on a network.
+    """Return what ``solvers`` make of a problem, and others beside them.
+
+    Each is run once.
 
     Args:
-        profile: the model.
-        network: the network.
-        world_size: as in :func:`comm_plan.planner.solve`.
-        link_bytes_per_s: as there.
-        dense_layers: as there.
-        settings: as there.
+        problem: what to solve.
+        solvers: which are asked for; a forced compressor is for them.
+        beside: which to compare them with, without a forced compressor; all of
+            :data:`BASELINES` must be among both.
 
     Raises:
-        InputError: not even a dense plan can be made.
+        InputError: an unknown solver, or a forced compressor for a solver that chooses
+            its own.
     """
-    problem = make_problem(profile, network, world_size, dense_layers, settings)
-    bound = dense_lower_bound_s(problem, link_bytes_per_s)
+    bound = dense_lower_bound_s(problem)
+    forced = problem.settings.compressor
+    asked = list(dict.fromkeys(solvers))
+    for name in asked:
+        if find_solver(name).chooses_compression and forced is not None:
+            raise InputError(
+                f"solver {name} chooses the compressor itself: leave {forced!r} out, "
+                "or use solver optimal"
+            )
+    runs = [(name, problem, forced) for name in asked]
+    runs += [
+        (name, problem.dense, None)
+        for name in beside
+        if forced is not None or name not in asked
+    ]
     rows, left_out = [], {}
-    for name, solver in SOLVERS.items():
+    for name, posed, compressor in runs:
         try:
-            solution = solver(problem)
+            solution = SOLVERS[name](posed)
         except InputError as error:
             left_out[name] = str(error)
             continue
-        timeline = problem.simulate(solution)
-        rows.append(
-            Row(
-                solver=name,
-                iteration_s=timeline.iteration_s,
-                exposed_s=timeline.exposed_s,
-                buckets=len(solution.stops),
-                of_bound=timeline.iteration_s / bound,
-                largest_ratio=max(option.ratio for option in solution.options),
-            )
-        )
-    return Summary(
-        rows=tuple(sorted(rows, key=lambda row: row.iteration_s)),
-        lower_bound_s=bound,
-        world_size=problem.world_size,
-        extrapolated_from=(
-            None if problem.world_size == network.world_size else network.world_size
-        ),
-        left_out=left_out,
-        verdict=verdict(rows, bound),
-    )
+        schedule = posed.simulate(solution)
+        multiple = _multiple(schedule.iteration_s, bound)
+        rows.append(Prediction(name, compressor, solution, schedule, multiple))
+    rows.sort(key=lambda row: row.iteration_s)
+    return Summary(problem, tuple(rows), bound, left_out)
 
 
-def verdict(rows: Sequence[Row], lower_bound_s: float) -> str:
+def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
     """Return in one sentence what planning brings over DDP's buckets.
 
     Args:
         rows: at least those of ``threshold`` and ``optimal``.
         lower_bound_s: for dense traffic.
     """
-    by_name = {row.solver: row for row in rows}
-    today, merged = by_name[TODAY], by_name["optimal"]
+    dense = {row.solver: row for row in rows if row.forced is None}
+    today, merged = dense[TODAY], dense[MERGED]
     planned = min(
-        (row for row in rows if row.solver in CHOOSE_COMPRESSION | {"optimal"}),
+        (row for row in rows if row is merged or row.largest_ratio > 1),
         key=lambda row: row.iteration_s,
     )
     if today.exposed_s <= WORTHWHILE * today.iteration_s:
@@ -141,13 +217,19 @@ def verdict(rows: Sequence[Row], lower_bound_s: float) -> str:
         )
     if gain <= WORTHWHILE:
         return (
-            f"compress: {planned.solver} takes {_percent(most)} less time than DDP's "
+            f"compress: {planned.label} takes {_percent(most)} less time than DDP's "
             "buckets; merging alone gains nothing"
         )
     return (
-        f"compress: {planned.solver} takes {_percent(most)} less time than DDP's "
+        f"compress: {planned.label} takes {_percent(most)} less time than DDP's "
         f"buckets; merging alone, exactly dense, {_percent(gain)}"
     )
+
+
+def _multiple(iteration_s: float, bound_s: float) -> float:
+    if bound_s > 0:
+        return iteration_s / bound_s
+    return 1.0 if iteration_s == 0 else math.inf
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Profiles, plans and run records as rich tables."""
+"""Documents as rich tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from comm_plan import units
-from comm_plan.plans import Document, Plan, Profile, RunRecord, Spread
+from comm_plan.plans import Document, Network, Plan, Profile, RunRecord, Spread
+from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
 from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
 
@@ -16,9 +17,19 @@ Row = tuple[str, str]
 LARGEST = 10  # tensors of a profile that are listed
 
 
-def tables(document: Document) -> Iterator[Table]:
-    """Yield the tables that say what a profile, a plan or a run record holds."""
-    if isinstance(document, Profile):
+def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
+    """Yield the tables that say what a document holds.
+
+    Args:
+        document: of any kind.
+        briefly: of a network show no collective but all-reduce size by size.
+    """
+    if isinstance(document, Network):
+        for collective in document.collectives:
+            if not briefly or collective == "allreduce":
+                yield table(document, collective)
+        yield overview(document)
+    elif isinstance(document, Profile):
         yield _summary("profile", profile_rows(document))
         yield _listing(
             _tensors_title(len(document.tensors)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -10,8 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from comm_plan.errors import CollectiveError
+from comm_plan.errors import CollectiveError, PeerError
+from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.links import reachable_address
+from comm_plan.transports.liveness import Liveness
+from comm_plan.transports.ranks import Place
+from comm_plan.transports.rendezvous import rendezvous
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -136,6 +141,78 @@ class TorchTransport(Transport):
         """Destroy the process group if this transport made it."""
         if self._owns_group:
             dist.destroy_process_group(self._group)
+
+
+@contextmanager
+def join(joining: Joining) -> Iterator[Transport]:
+    """Join the run through a process group, watched over by all ranks.
+
+    Raises:
+        PeerError: not all ranks came, or one of them died or failed in the block.
+    """
+    host, port = rendezvous(joining.here)
+    with _process_group(joining, host, port):
+        transport = TorchTransport(device=joining.device, timeout_s=joining.timeout_s)
+        with _watched(transport, host, joining.patience_s, joining.report):
+            yield transport
+
+
+def joined(here: Place) -> Transport | None:
+    """Return the transport of torch's default process group, if there is one."""
+    return TorchTransport() if dist.is_initialized() else None
+
+
+@contextmanager
+def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
+    here = joining.here
+    try:
+        dist.init_process_group(
+            joining.backend,
+            init_method=f"tcp://{f'[{host}]' if ':' in host else host}:{port}",
+            rank=here.rank,
+            world_size=here.world_size,
+            timeout=timedelta(seconds=joining.timeout_s),
+            device_id=joining.device if joining.backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())[:300]
+        raise PeerError(
+            f"rank {here.rank} did not meet all {here.world_size} ranks at {host} port "
+            f"{port}: check that all were started and reach this address ({detail})"
+        ) from error
+    try:
+        yield
+    except BaseException:
+        if joining.backend == "nccl":
+            raise  # destroying would wait for the collective that never ends
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _watched(
+    transport: TorchTransport,
+    host: str,
+    patience_s: float,
+    report: Callable[[BaseException], None],
+) -> Iterator[Transport]:
+    liveness = Liveness(
+        transport,
+        address=reachable_address(host),
+        report=report,
+        patience_s=patience_s,
+    )
+    try:
+        yield transport
+        transport.barrier()  # rank 0 keeps torch's store: it must not leave first
+    except CollectiveError as error:
+        raise liveness.explain(error) from error
+    except BaseException as error:
+        liveness.fail(str(error) or type(error).__name__)
+        raise
+    finally:
+        liveness.close()
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device | None) -> str:

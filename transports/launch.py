@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from comm_plan.errors import InputError, RunError
+from comm_plan.transports.backends import find_backend
 
 _GRACE_S = 20.0  # for the other ranks after the first has failed
 _INTERRUPTED_S = 5.0  # for the ranks after ctrl-C, which reaches them too
@@ -30,7 +31,13 @@ _TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
+STARTED = "COMM_PLAN_LOCAL_RANKS"
+"""Set for ranks that :func:`run_local` started: they were asked for in the same words
+as their launcher, and must not launch again."""
+
 Process = subprocess.Popen[bytes]
+Commands = dict[str, tuple[Sequence[str], dict[str, str]]]
+"""By name: a command, and the variables it gets beside this process's own."""
 
 
 def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
@@ -41,31 +48,24 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
     Args:
         argv: a command, such as ``[sys.executable, "-m", "comm_plan.cli", ...]``.
         ranks: number of processes.
-        backend: ``mpi`` starts them with mpirun, anything else as torchrun does.
+        backend: its launcher starts them: torchrun's way, or mpirun.
 
     Returns:
         0, or the exit code of the first rank that failed, which has said why. mpirun
         names the rank itself and passes its exit code on.
 
     Raises:
-        InputError: there is no mpirun.
+        InputError: an unknown backend, or there is no mpirun.
         RunError: the first rank that failed was killed by a signal.
     """
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
-    commands: dict[str, tuple[Sequence[str], dict[str, str]]]
-    if backend == "mpi":
-        commands = {"mpirun": (_mpirun(ranks, argv), environment)}
-    else:
-        port = free_port()
-        commands = {
-            f"rank {rank}": (argv, environment | _torchrun_variables(rank, ranks, port))
-            for rank in range(ranks)
-        }
+    environment[STARTED] = str(ranks)
+    commands = LAUNCHERS[find_backend(backend).launcher](argv, ranks)
     children: dict[str, Process] = {}
     try:
         for name, (command, variables) in commands.items():
-            children[name] = start_process(command, variables)
+            children[name] = start_process(command, environment | variables)
         return _wait(children)
     except KeyboardInterrupt:
         wait_until_ended(children.values(), _INTERRUPTED_S)
@@ -111,27 +111,29 @@ def free_port() -> int:
     return port
 
 
-def _torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    variables = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
+def _torchrun(argv: Sequence[str], ranks: int) -> Commands:
+    """Return one process for each rank, with the variables that torchrun sets."""
+    run = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
     }
-    return {name: str(value) for name, value in variables.items()}
+    return {
+        f"rank {rank}": (argv, run | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    }
 
 
-def _mpirun(ranks: int, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs ``argv`` under mpirun.
+def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
+    """Return the one process mpirun, which starts the ranks.
 
     Raises:
         InputError: there is no mpirun.
     """
     beside_python = str(Path(sys.executable).parent)
-    found = shutil.which("mpirun", path=beside_python) or shutil.which("mpirun")
-    if found is None:
+    mpirun = shutil.which("mpirun", path=beside_python) or shutil.which("mpirun")
+    if mpirun is None:
         raise InputError(
             "the backend mpi needs mpirun, which is neither beside Python nor on PATH: "
             "install it with `pip install comm-plan[mpi]`"
@@ -140,7 +142,14 @@ def _mpirun(ranks: int, argv: Sequence[str]) -> list[str]:
     options = ["--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
-    return [found, *options, "-n", str(ranks), *argv]
+    return {"mpirun": ([mpirun, *options, "-n", str(ranks), *argv], {})}
+
+
+LAUNCHERS: dict[str, Callable[[Sequence[str], int], Commands]] = {
+    "torchrun": _torchrun,
+    "mpirun": _mpirun,
+}
+"""How to start ``argv`` as so many ranks: by name, the processes to start."""
 
 
 def _wait(children: Mapping[str, Process]) -> int:

@@ -9,6 +9,7 @@ A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that ra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from mpi4py import MPI
 
-from comm_plan.errors import CollectiveError
+from comm_plan.errors import CollectiveError, InputError
+from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library
+    raise InputError(
+        f"MPI cannot be used ({error}): install mpi4py and an MPI with "
+        "`pip install comm-plan[mpi]`"
+    ) from error
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 _HALF = (torch.float16, torch.bfloat16)
@@ -149,6 +159,55 @@ class MpiTransport(Transport):
             self._comm.Alltoall(_raw(parts), _raw(received))
         total = received.view(self.world_size, -1).float().sum(0)
         return total.to(tensor.device, tensor.dtype)
+
+
+@contextmanager
+def join(joining: Joining) -> Iterator[Transport]:
+    """Join MPI's world; a failure in the block is reported and takes all ranks down.
+
+    Raises:
+        InputError: MPI has other ranks than the launcher started, or no threads.
+    """
+    transport = _transport(joining.here, joining.device)
+    try:
+        yield transport
+    except BaseException as error:
+        if isinstance(error, InputError) and transport.rank > 0:
+            time.sleep(RANK_0_FIRST_S)
+        joining.report(error)
+        transport.abort(getattr(error, "exit_code", 1))
+        raise
+
+
+def joined(here: Place) -> Transport | None:
+    """Return the transport of MPI's world, which every rank of mpirun is in."""
+    return _transport(here, torch.device("cpu"))
+
+
+def mpi_world() -> MPI.Comm:
+    """Return MPI's world.
+
+    Raises:
+        InputError: MPI does not allow calls from several threads.
+    """
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED:
+        raise InputError(
+            f"MPI has thread level {level}, below MPI_THREAD_SERIALIZED "
+            f"({MPI.THREAD_SERIALIZED}): use an MPI built with threads and leave "
+            "mpi4py.rc.thread_level alone"
+        )
+    return MPI.COMM_WORLD
+
+
+def _transport(here: Place, device: torch.device) -> MpiTransport:
+    transport = MpiTransport(mpi_world(), device=device)
+    if transport.world_size != here.world_size:
+        raise InputError(
+            f"MPI has {transport.world_size} ranks, {here.launcher} started "
+            f"{here.world_size}: start the ranks with mpirun for the backend mpi"
+        )
+    return transport
 
 
 def _raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -1,9 +1,8 @@
-"""Which rank this process is and where the ranks meet, as the environment says."""
+"""Which rank this process is, as the environment says."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,46 +58,6 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         if all(name in environment for name in needed):
             return _parse(launcher, names, environment)
     return Place(0, 1, 0, "none")
-
-
-def rendezvous(
-    here: Place, environment: Mapping[str, str] | None = None
-) -> tuple[str, int]:
-    """Return the host and port at which torch's ranks meet.
-
-    These are MASTER_ADDR and MASTER_PORT; under srun, where they are not set, the
-    step's first host and a port derived from the job's number.
-
-    Args:
-        here: this process's place.
-        environment: None: ``os.environ``.
-
-    Raises:
-        InputError: there is no host or no valid port.
-    """
-    environment = os.environ if environment is None else environment
-    host = environment.get("MASTER_ADDR", "")
-    port = environment.get("MASTER_PORT", "")
-    if here.launcher == "srun":
-        host = host or first_host(environment.get("SLURM_STEP_NODELIST", ""))
-        port = port or _slurm_port(environment)
-    if not host or not (port.isdigit() and 0 < int(port) < 2**16):
-        raise InputError(
-            f"MASTER_ADDR is {host!r} and MASTER_PORT {port!r}: set them to the host "
-            "of rank 0 and a free port there"
-        )
-    return host, int(port)
-
-
-def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm list: ``rack[2-3]n[07,9],x`` -> ``rack2n07``."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first.group() if first else "")
-
-
-def _slurm_port(environment: Mapping[str, str]) -> str:
-    numbers = (environment.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-    return str(20000 + sum(map(int, numbers)) % 10000)  # below the ephemeral ports
 
 
 def _parse(

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
-from comm_plan.planner import SOLVERS, Settings, solve
+from comm_plan.planner import SOLVERS, Settings
 from comm_plan.planner.documents import make_problem
+from comm_plan.tests.support.planning import planned
 
 COSTS = {"topk": (2e-5, 1e-9), "terngrad": (2e-5, 1e-9), "fp16": (1e-5, 2e-10)}
 
@@ -31,12 +32,12 @@ def _network(build, beta, world_size=8):
 
 def test_on_a_fast_network_auto_does_not_compress(build):
     profile = _profile(build, np.random.default_rng(0))
-    assert solve(profile, _network(build, 1e-12), "auto").is_dense
+    assert planned(profile, _network(build, 1e-12), "auto").is_dense
 
 
 def test_on_a_slow_network_auto_compresses(build):
     profile = _profile(build, np.random.default_rng(0))
-    plan = solve(profile, _network(build, 1e-7), "auto")
+    plan = planned(profile, _network(build, 1e-7), "auto")
     assert not plan.is_dense
     assert plan.predicted.iteration_s < 0.7 * plan.predicted.baselines["optimal"]
 
@@ -44,7 +45,7 @@ def test_on_a_slow_network_auto_compresses(build):
 def test_lossless_auto_is_optimal_merging(build):
     profile = _profile(build, np.random.default_rng(0))
     network = _network(build, 1e-7)
-    plan = solve(profile, network, "auto", settings=Settings(allow=("dense",)))
+    plan = planned(profile, network, "auto", allow=("dense",))
     assert plan.is_dense
     fastest = plan.predicted.baselines["optimal"]
     assert plan.predicted.iteration_s == pytest.approx(fastest)
@@ -97,8 +98,9 @@ def test_no_bucket_can_be_compressed_less_within_the_tolerance(build):
 
 def test_the_largest_ratio_is_kept_to(build):
     profile = _profile(build, np.random.default_rng(0))
-    chosen = Settings(max_ratio=50, allow=("topk",))
-    plan = solve(profile, _network(build, 1e-6), "auto", settings=chosen)
+    plan = planned(
+        profile, _network(build, 1e-6), "auto", max_ratio=50, allow=("topk",)
+    )
     densities = {
         bucket.compressor.density
         for bucket in plan.buckets
@@ -110,14 +112,12 @@ def test_the_largest_ratio_is_kept_to(build):
 def test_a_method_that_is_asked_for_must_be_measured(build):
     profile = _profile(build, np.random.default_rng(0))
     with pytest.raises(InputError, match="no compression costs for qsgd"):
-        solve(
-            profile, _network(build, 1e-8), "auto", settings=Settings(allow=("qsgd",))
-        )
+        planned(profile, _network(build, 1e-8), "auto", allow=("qsgd",))
 
 
 def test_large_models_are_cut_at_a_bounded_number_of_places(build):
     rng = np.random.default_rng(0)
     profile = _profile(build, rng, 400)
-    plan = solve(profile, _network(build, 1e-7), "auto")
+    plan = planned(profile, _network(build, 1e-7), "auto")
     assert len(plan.buckets) <= 128
     assert plan.predicted.iteration_s < 0.7 * plan.predicted.baselines["optimal"]

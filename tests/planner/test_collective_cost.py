@@ -3,34 +3,34 @@
 import numpy as np
 import pytest
 
-from comm_plan.collectives.costs import CLOSED_FORMS
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
-from comm_plan.planner import solve
 from comm_plan.planner.collective_cost import best_bus_bandwidth, collective_curve
 from comm_plan.plans import CollectiveCost, Fit, Segment
+from comm_plan.tests.support.planning import planned
 
 ALPHA_S, BETA = 45.26e-6, 8e-10
 SIZES = np.array([4, 1000, 10**6, 10**8])
 
 
 def _closed_form(collective, world_size):
-    terms = CLOSED_FORMS[collective](world_size)
+    terms = COLLECTIVES[collective].terms(world_size)
     return [terms.seconds(n, ALPHA_S, BETA) for n in SIZES]
 
 
-@pytest.mark.parametrize("collective", CLOSED_FORMS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("there", "here"), [(4, 64), (16, 2), (8, 5)])
 def test_affine_costs_are_carried_exactly_as_the_closed_forms(
     build, collective, there, here
 ):
-    terms = CLOSED_FORMS[collective](there)
+    terms = COLLECTIVES[collective].terms(there)
     cost = build.fit((0, terms.messages * ALPHA_S, terms.volume * BETA))
     network = build.network(there, **{collective: cost})
     curve = collective_curve(network, collective, here)
     assert curve(SIZES) == pytest.approx(_closed_form(collective, here))
 
 
-@pytest.mark.parametrize("collective", CLOSED_FORMS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_what_was_not_measured_is_built_from_point_to_point(build, collective):
     link = build.fit((0, ALPHA_S, BETA))
     network = build.network(4, point_to_point=link)
@@ -104,13 +104,13 @@ def test_no_dense_plan_is_predicted_below_the_bound_even_with_bursts(build):
     network = build.network(2, allreduce=bursts)
     profile = build.profile([1e-3] * 20, [50_000] * 20)
     for solver in ("wfbp", "single", "threshold", "optimal"):
-        predicted = solve(profile, network, solver).predicted
+        predicted = planned(profile, network, solver).predicted
         assert predicted.iteration_s >= predicted.lower_bound_s
 
 
 def test_a_plan_for_another_world_size_says_that_it_extrapolates(build):
     profile, network = build.profile([1e-3] * 3, [1000] * 3), build.network(4)
-    assert solve(profile, network).predicted.extrapolated_from is None
-    plan = solve(profile, network, world_size=64)
+    assert planned(profile, network).predicted.extrapolated_from is None
+    plan = planned(profile, network, world_size=64)
     assert plan.world_size == 64
     assert plan.predicted.extrapolated_from == 4

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from comm_plan.planner import Settings, solve
+from comm_plan.planner import Settings
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.lags import RATIOS, ratio_per_tensor
 from comm_plan.plans.compression import TopK
+from comm_plan.tests.support.planning import planned
 
 NUMEL = 1_000_000
 
@@ -50,7 +51,7 @@ def test_a_layer_that_hides_dense_stays_dense(build):
     problem = _problem(build, [1.0, 1.0, 1.0], beta=1e-9)
     assert ratio_per_tensor(problem)[0] == 1.0
     profile, network = problem.prices.profile, problem.prices.network
-    plan = solve(profile, network, "lags")
+    plan = planned(profile, network, "lags")
     assert plan.buckets[0].compressor.kind == "dense"
     assert plan.buckets[-1].compressor.kind == "topk"
 
@@ -70,7 +71,7 @@ def test_each_tensor_keeps_its_own_density_in_a_merged_bucket(build):
     )
     start_up = build.fit((0, 1e-2, 1e-9))
     network = build.network(4, allreduce=start_up, allgather=start_up)
-    (bucket,) = solve(profile, network, "lags").buckets
+    (bucket,) = planned(profile, network, "lags").buckets
     assert isinstance(bucket.compressor, TopK)
     assert len(bucket.compressor.density) == 3
 
@@ -84,7 +85,7 @@ def test_a_small_dense_tensor_travels_with_its_sparse_neighbours(build):
     network = build.network(4, allreduce=start_up, allgather=start_up)
     problem = make_problem(profile, network)
     assert ratio_per_tensor(problem).tolist() == [1000.0, 1.0, 1000.0, 1000.0]
-    plan = solve(profile, network, "lags")
+    plan = planned(profile, network, "lags")
     densities = {}
     for bucket in plan.buckets:
         if bucket.compressor.kind == "topk":
@@ -96,7 +97,7 @@ def test_a_small_dense_tensor_travels_with_its_sparse_neighbours(build):
 
 def test_slgs_sends_one_sparse_bucket_after_backward(build):
     problem = _problem(build, [1e-3] * 4, beta=1e-8)
-    plan = solve(problem.prices.profile, problem.prices.network, "slgs")
+    plan = planned(problem.prices.profile, problem.prices.network, "slgs")
     (bucket,) = plan.buckets
     assert bucket.compressor.density == pytest.approx(1e-3)
     expected = 4e-3 + 0.75e-8 * 32 * 1000 * 4
@@ -108,6 +109,6 @@ def test_pipelining_never_loses_to_one_message_at_the_same_ratio(build, seed):
     rng = np.random.default_rng(seed)
     problem = _problem(build, rng.exponential(1e-3, 20).tolist(), beta=1e-8)
     given = problem.prices.profile, problem.prices.network
-    whole = solve(*given, "single", compressor="topk", options={"density": 1e-3})
-    merged = solve(*given, "optimal", compressor="topk", options={"density": 1e-3})
+    whole = planned(*given, "single", compressor="topk", options={"density": 1e-3})
+    merged = planned(*given, "optimal", compressor="topk", options={"density": 1e-3})
     assert merged.predicted.iteration_s <= whole.predicted.iteration_s

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_plan.planner import solve
 from comm_plan.planner.curve import CostCurve, affine, from_points
 from comm_plan.planner.optimal import by_deques, by_search
+from comm_plan.tests.support.planning import planned
 
 INSTANCES = 10_000
 
@@ -112,7 +112,7 @@ def test_greedy_merging_is_beaten_by_hand(build, solver, iteration_s):
     """Backward times (layer 1 to 3) = (2, 1, 1), every size 1, T(n) = 2 + n."""
     profile = build.profile([1, 1, 2], [1, 1, 1])
     network = build.network(allreduce=build.fit((0, 2.0, 0.25)))
-    assert solve(profile, network, solver).predicted.iteration_s == iteration_s
+    assert planned(profile, network, solver).predicted.iteration_s == iteration_s
 
 
 PUBLISHED = {  # published whole-collective start-up and per-byte costs, P = 16
@@ -132,7 +132,7 @@ def test_greedy_merging_loses_on_many_networks_at_published_costs(build, cluster
             rng.integers(100, 600_000, tensors).tolist(),
         )
         network = build.network(16, allreduce=build.fit((0, *PUBLISHED[cluster])))
-        plan = solve(profile, network)
+        plan = planned(profile, network)
         greedy = plan.predicted.baselines["mg-wfbp"]
         beaten += greedy > plan.predicted.iteration_s * (1 + 1e-9)
     assert beaten > 30
@@ -152,6 +152,6 @@ def test_optimal_never_loses_to_any_dense_solver(build, data):
     sizes = np.sort(rng.choice(10**7, 8, replace=False))
     cost = build.samples(*zip(sizes.tolist(), points.tolist(), strict=True))
     network = build.network(allreduce=cost)
-    predicted = solve(profile, network, "optimal").predicted
+    predicted = planned(profile, network, "optimal").predicted
     for name, seconds in predicted.baselines.items():
         assert predicted.iteration_s <= seconds * (1 + 1e-12), name

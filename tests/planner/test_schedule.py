@@ -53,7 +53,7 @@ def test_decompression_holds_the_channel_but_is_not_communication():
 
 @given(st.data())
 def test_lower_bound_is_never_above_an_iteration(build, data):
-    from comm_plan.planner import solve
+    from comm_plan.tests.support.planning import planned
 
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     tensors = data.draw(st.integers(1, 20))
@@ -67,7 +67,7 @@ def test_lower_bound_is_never_above_an_iteration(build, data):
     cost = build.samples(*((int(n), rng.exponential(1e-2) + 1e-6) for n in sizes))
     network = build.network(int(rng.integers(2, 20)), allreduce=cost)
     world_size = data.draw(st.sampled_from([None, 2, 33]))
-    predicted = solve(profile, network, world_size=world_size).predicted
+    predicted = planned(profile, network, world_size=world_size).predicted
     assert predicted.lower_bound_s <= predicted.iteration_s * (1 + 1e-9)
     for seconds in predicted.baselines.values():
         assert predicted.lower_bound_s <= seconds * (1 + 1e-9)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from comm_plan.errors import InputError
-from comm_plan.planner import BASELINES, CHOOSE_COMPRESSION, SOLVERS, Settings, solve
-from comm_plan.planner.prices import METHODS
+from comm_plan.planner import BASELINES, SOLVERS, Settings
+from comm_plan.plans.compression import METHODS
 from comm_plan.plans import Plan
+from comm_plan.tests.support.planning import planned
 
 MEASURED = {
     "fp16": (1e-5, 1e-10),
@@ -79,7 +80,7 @@ def test_every_solver_sends_every_tensor_once_in_order(
     build, solver, profile, network, world_size
 ):
     given = profile(build)
-    plan = solve(given, network(build), solver, world_size=world_size)
+    plan = planned(given, network(build), solver, world_size=world_size)
     sent = [name for bucket in plan.buckets for name in bucket.tensors]
     assert sent == [tensor.name for tensor in given.tensors]
     dtype = {tensor.name: tensor.dtype for tensor in given.tensors}
@@ -97,17 +98,19 @@ def test_every_solver_sends_every_tensor_once_in_order(
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_free_communication_exposes_nothing(build, solver):
-    plan = solve(_many_layers(build), _free(build), solver)
+    plan = planned(_many_layers(build), _free(build), solver)
     assert plan.predicted.exposed_s == 0
 
 
 @pytest.mark.parametrize("compressor", METHODS)
-@pytest.mark.parametrize("solver", sorted(set(SOLVERS) - CHOOSE_COMPRESSION))
+@pytest.mark.parametrize(
+    "solver", sorted(n for n, s in SOLVERS.items() if not s.chooses_compression)
+)
 def test_every_compressor_can_be_asked_of_every_merging_solver(
     build, solver, compressor
 ):
     given = _many_layers(build)
-    plan = solve(given, _line(build), solver, compressor=compressor)
+    plan = planned(given, _line(build), solver, compressor=compressor)
     spec, collective = METHODS[compressor]
     kept = given.tensors[0].layer if spec.kind == "terngrad" else None
     layer = {tensor.name: tensor.layer for tensor in given.tensors}
@@ -125,14 +128,14 @@ def test_every_compressor_can_be_asked_of_every_merging_solver(
 def test_the_same_inputs_give_the_same_plan(build):
     for solver in SOLVERS:
         plans = {
-            solve(_many_layers(build), _curve(build), solver).sha256 for _ in range(2)
+            planned(_many_layers(build), _curve(build), solver).sha256 for _ in range(2)
         }
         assert len(plans) == 1
 
 
 def test_a_plan_names_what_it_was_computed_from(build):
     profile, network = _many_layers(build), _line(build)
-    plan = solve(profile, network)
+    plan = planned(profile, network)
     assert plan.inputs.profile_sha256 == profile.sha256
     assert plan.inputs.network_sha256 == network.sha256
     assert plan.model.fingerprint == profile.model.fingerprint
@@ -151,7 +154,7 @@ def test_layers_asked_to_stay_dense_stay_dense(build):
                 }
             }
         )
-        plan = solve(
+        plan = planned(
             given, network, solver, compressor=compressor, dense_layers=patterns
         )
         kinds = {n: b.compressor.kind for b in plan.buckets for n in b.tensors}
@@ -186,7 +189,7 @@ def test_layers_asked_to_stay_dense_stay_dense(build):
 )
 def test_what_cannot_be_planned_says_what_to_do(build, arguments, message):
     with pytest.raises(InputError, match=message):
-        solve(_many_layers(build), _line(build), **arguments)
+        planned(_many_layers(build), _line(build), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,6 @@ def test_a_compressor_that_was_not_measured_names_the_remedy(build):
     profile = build.profile([1e-3] * 3, [1000] * 3)
     for solver, compressor in itertools.product(["optimal"], ["topk", "fp16"]):
         with pytest.raises(InputError, match="profile again with it"):
-            solve(profile, _line(build), solver, compressor=compressor)
+            planned(profile, _line(build), solver, compressor=compressor)
     with pytest.raises(InputError, match="no compression costs for topk"):
-        solve(profile, _line(build), "lags")
+        planned(profile, _line(build), "lags")

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from comm_plan.planner import SOLVERS
-from comm_plan.planner.summary import summarise
+from comm_plan.planner import SOLVERS, Settings, make_problem, summarise
 
 
 def _profile(build, compression=None, tensors=40):
@@ -22,8 +21,14 @@ def _network(build, alpha_s, beta):
     return build.network(8, allreduce=line, allgather=line)
 
 
+def compared(profile, network, **settings):
+    """Return all solvers side by side."""
+    problem = make_problem(profile, network, Settings(**settings))
+    return summarise(problem, SOLVERS)
+
+
 def test_rows_are_sorted_and_multiples_of_the_bound(build):
-    summary = summarise(_profile(build), _network(build, 1e-4, 1e-9))
+    summary = compared(_profile(build), _network(build, 1e-4, 1e-9))
     seconds = [row.iteration_s for row in summary.rows]
     assert seconds == sorted(seconds)
     for row in summary.rows:
@@ -34,33 +39,33 @@ def test_rows_are_sorted_and_multiples_of_the_bound(build):
 
 
 def test_what_cannot_run_says_why(build):
-    summary = summarise(_profile(build), _network(build, 1e-4, 1e-9))
+    summary = compared(_profile(build), _network(build, 1e-4, 1e-9))
     assert set(summary.left_out) == {"lags", "slgs"}
     assert "no compression costs for topk" in summary.left_out["lags"]
 
 
 def test_a_fast_network_leaves_nothing_to_gain(build):
     costs = build.compression(topk=(1e-5, 1e-9))
-    summary = summarise(_profile(build, costs), _network(build, 0.0, 1e-12))
+    summary = compared(_profile(build, costs), _network(build, 0.0, 1e-12))
     assert summary.verdict.startswith("nothing to gain: DDP's buckets leave only")
 
 
 def test_a_bandwidth_bound_network_has_nothing_to_gain_without_compression(build):
-    summary = summarise(_profile(build), _network(build, 0.0, 1e-7))
+    summary = compared(_profile(build), _network(build, 0.0, 1e-7))
     assert summary.verdict.startswith("nothing to gain: the best plan is")
 
 
 def test_start_up_bound_networks_gain_by_merging(build):
-    summary = summarise(_profile(build), _network(build, 3e-3, 3e-10))
+    summary = compared(_profile(build), _network(build, 3e-3, 3e-10))
     assert summary.verdict.startswith("merge only:")
 
 
 def test_slow_networks_gain_by_compression(build):
     costs = build.compression(topk=(1e-5, 1e-9))
-    summary = summarise(_profile(build, costs), _network(build, 1e-4, 1e-7))
+    summary = compared(_profile(build, costs), _network(build, 1e-4, 1e-7))
     assert summary.verdict.startswith("compress:")
 
 
 def test_an_extrapolation_is_named(build):
-    summary = summarise(_profile(build), _network(build, 1e-4, 1e-9), world_size=64)
+    summary = compared(_profile(build), _network(build, 1e-4, 1e-9), world_size=64)
     assert (summary.world_size, summary.extrapolated_from) == (64, 8)

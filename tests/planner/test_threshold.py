@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
-from comm_plan.planner import Settings, solve
 from comm_plan.planner.threshold import caps
+from comm_plan.tests.support.planning import planned
 
 
 def _buckets(build, numels, dtypes=None, cap="ddp"):
     profile = build.profile([1e-3] * len(numels), numels, dtypes=dtypes)
-    settings = Settings(caps_nbytes=caps(cap))
-    plan = solve(profile, build.network(), "threshold", settings=settings)
+    plan = planned(profile, build.network(), "threshold", caps_nbytes=caps(cap))
     order = {tensor.name: i for i, tensor in enumerate(profile.tensors)}
     return [[order[name] for name in bucket.tensors] for bucket in plan.buckets]
 

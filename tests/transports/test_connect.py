@@ -12,9 +12,8 @@ import torch
 from comm_plan.errors import InputError, PeerError
 from comm_plan.tests.support.harness import mpirun
 from comm_plan.tests.transports import connecting_ranks
-from comm_plan.transports import connect as connect_module
 from comm_plan.transports.connect import connect, current_transport
-from comm_plan.transports.launch import run_local
+from comm_plan.transports.launch import free_port, run_local
 from comm_plan.transports.local import LocalTransport
 
 RANKS = 3
@@ -35,10 +34,11 @@ def one_of_four(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "backend"),
     [
-        ("torchrun", "gloo"),
+        ("gloo", "gloo"),
         pytest.param("mpi", "gloo", marks=with_mpi),
         pytest.param("mpi", "mpi", marks=with_mpi),
     ],
@@ -52,6 +52,7 @@ def test_the_ranks_meet_and_leave_without_a_word(launcher, backend, capfd):
     assert captured.out == ""
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks_too():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     module = ["-m", connecting_ranks.__name__, "gloo", "well", "0"]
@@ -63,6 +64,7 @@ def test_torchrun_starts_the_ranks_too():
     assert sorted(lines) == ["well: gloo 0", "well: gloo 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
 def test_a_failure_under_mpi_is_reported_and_ends_all_ranks(capfd):
@@ -119,7 +121,7 @@ def test_an_mpi_without_threads_is_refused(one_of_four, monkeypatch):
 def test_ranks_that_do_not_come_are_not_waited_for_for_ever(one_of_four, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(connect_module.free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with (
         pytest.raises(PeerError, match=r"rank 0 did not meet all 4 ranks at 127.0.0.1"),
         connect("gloo", timeout_s=1),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.errors import InputError
-from comm_plan.transports.ranks import Place, first_host, place, rendezvous
+from comm_plan.transports.ranks import Place, place
+from comm_plan.transports.rendezvous import first_host, rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 MPIRUN = {

@@ -9,12 +9,12 @@ from rich import box
 from rich.table import Table
 
 from comm_plan import units
-from comm_plan.commbench.bandwidth import algbw, busbw
+from comm_plan.collectives.bandwidth import algbw, busbw
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample
 
 
 @dataclass(frozen=True)
-class Row:
+class Size:
     """One size of one collective.
 
     Attributes:
@@ -32,12 +32,12 @@ class Row:
     fit_error: float | None
 
 
-def rows(network: Network, collective: str) -> Iterator[Row]:
+def rows(network: Network, collective: str) -> Iterator[Size]:
     """Yield a row for every sample of ``collective``, in order of size."""
     cost = network.collectives[collective]
     for sample in cost.samples:
         fit_s = cost.fit.seconds(sample.nbytes) if cost.fit else None
-        yield Row(
+        yield Size(
             sample=sample,
             algbw=algbw(sample.nbytes, sample.median_s),
             busbw=busbw(collective, network.world_size, sample.nbytes, sample.median_s),
@@ -89,7 +89,7 @@ def table(network: Network, collective: str) -> Table:
     return result
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Size) -> tuple[str, ...]:
     sample = row.sample
     return (
         _bytes(sample.nbytes),

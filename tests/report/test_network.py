@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from comm_plan.commbench.bandwidth import algbw, busbw
-from comm_plan.commbench.table import overview, rows, table
+from comm_plan.collectives.bandwidth import algbw, busbw
+from comm_plan.report.network import overview, rows, table
 from comm_plan.plans import CollectiveCost, Fit, Network, Sample, Segment
 
 FIT = Fit(

@@ -1,0 +1,61 @@
+"""Every solver by name; a new one is one file in this room and one line here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from comm_plan.errors import InputError
+
+if TYPE_CHECKING:
+    from comm_plan.planner.problem import Problem, Solution
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A module of this room with ``solve(problem) -> Solution``, loaded on first use.
+
+    Attributes:
+        module: its name.
+        is_baseline: dense and cheap: every plan is compared with it.
+        chooses_compression: it decides itself how a bucket is compressed.
+    """
+
+    module: str
+    is_baseline: bool = False
+    chooses_compression: bool = False
+
+    def __call__(self, problem: Problem) -> Solution:
+        """Return the module's solution of ``problem``."""
+        module = import_module(f"comm_plan.planner.{self.module}")
+        solution: Solution = module.solve(problem)
+        return solution
+
+
+SOLVERS = {
+    "optimal": Solver("optimal", is_baseline=True),
+    "mg-wfbp": Solver("mg_wfbp", is_baseline=True),
+    "threshold": Solver("threshold", is_baseline=True),
+    "wfbp": Solver("wfbp", is_baseline=True),
+    "single": Solver("single", is_baseline=True),
+    "lags": Solver("lags", chooses_compression=True),
+    "slgs": Solver("slgs", chooses_compression=True),
+    "auto": Solver("auto", chooses_compression=True),
+}
+"""Every solver by its name on the command line."""
+
+BASELINES = tuple(name for name, solver in SOLVERS.items() if solver.is_baseline)
+"""Dense solvers that every plan is compared with."""
+
+
+def find_solver(name: str) -> Solver:
+    """Return the solver called ``name``.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in SOLVERS:
+        known = ", ".join(SOLVERS)
+        raise InputError(f"solver {name!r} is unknown: use one of {known}")
+    return SOLVERS[name]

@@ -1,0 +1,206 @@
+"""What solvers predict: their iteration times side by side, over ranks, and as spans.
+
+The rows and schedules are the planner's values; what is drawn of them is named here, so
+that this room needs nothing of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from comm_plan import units
+from comm_plan.report.timeline import Lane, Span, Timeline
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Row(Protocol):
+    """What is shown of one solver's plan."""
+
+    @property
+    def solver(self) -> str:
+        """The solver's name."""
+
+    @property
+    def of_bound(self) -> float:
+        """The iteration time as a multiple of the dense lower bound."""
+
+    @property
+    def label(self) -> str:
+        """The solver's name, and what was forced upon it."""
+
+    @property
+    def iteration_s(self) -> float:
+        """Predicted iteration time."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that computation does not hide."""
+
+    @property
+    def buckets(self) -> int:
+        """How many messages an iteration sends."""
+
+    @property
+    def largest_ratio(self) -> float:
+        """The most compressed bucket's ratio; 1: dense."""
+
+
+class Rows(Protocol):
+    """What is shown of solvers side by side."""
+
+    @property
+    def lower_bound_s(self) -> float:
+        """A time that no dense plan beats."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The solvers."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks planned for."""
+
+    @property
+    def extrapolated_from(self) -> int | None:
+        """The measured number of ranks where it is another one."""
+
+
+class BucketTimes(Protocol):
+    """What is drawn of the buckets' costs."""
+
+    @property
+    def compress_s(self) -> FloatArray:
+        """[B] seconds on the compute stream."""
+
+    @property
+    def communicate_s(self) -> FloatArray:
+        """[B] seconds of collective calls."""
+
+
+class Schedule(Protocol):
+    """What is drawn of an iteration."""
+
+    @property
+    def times(self) -> BucketTimes:
+        """What each bucket costs."""
+
+    @property
+    def ready_s(self) -> FloatArray:
+        """[B] when each bucket is ready and compressed."""
+
+    @property
+    def start_s(self) -> FloatArray:
+        """[B] when each bucket starts on the channel."""
+
+    @property
+    def finish_s(self) -> FloatArray:
+        """[B] when each bucket leaves the channel."""
+
+    @property
+    def compute_end_s(self) -> float:
+        """When backward and compression end."""
+
+    @property
+    def iteration_s(self) -> float:
+        """When the optimizer ends."""
+
+    @property
+    def exposed_s(self) -> float:
+        """What free communication would save."""
+
+
+def solver_table(summary: Rows, chosen: Row) -> Table:
+    """Return every solver's prediction; the row ``chosen`` stands out."""
+    title = f"predicted with {summary.world_size} ranks"
+    if summary.extrapolated_from is not None:
+        title += f", extrapolated from {summary.extrapolated_from}"
+    table = Table(
+        title=title,
+        caption=f"lower bound {units.seconds(summary.lower_bound_s)}: no dense plan is "
+        "faster on this link",
+    )
+    for name in ("solver", "iteration", "exposed", "buckets", "x bound", "compression"):
+        table.add_column(name, justify="left" if name == "solver" else "right")
+    for row in summary.rows:
+        table.add_row(
+            row.label,
+            units.seconds(row.iteration_s),
+            units.seconds(row.exposed_s),
+            str(row.buckets),
+            f"{row.of_bound:.2f}",
+            "dense" if row.largest_ratio == 1 else f"up to {row.largest_ratio:.4g}x",
+            style="bold" if row is chosen else None,
+        )
+    return table
+
+
+def what_if_table(
+    summaries: Sequence[Rows], solvers: Sequence[str], measured: int
+) -> Table:
+    """Return solvers' iteration times over numbers of ranks.
+
+    Args:
+        summaries: one for each number of ranks.
+        solvers: which of their rows.
+        measured: the number of ranks that the network was measured with.
+    """
+    table = Table(
+        title="predicted iteration time",
+        caption=f"measured with {measured} ranks; others (*) are extrapolated through "
+        "the closed forms of the collectives",
+    )
+    table.add_column("ranks", justify="right")
+    for name in (*solvers, "bound"):
+        table.add_column(name, justify="right")
+    for summary in summaries:
+        times = {row.solver: units.seconds(row.iteration_s) for row in summary.rows}
+        mark = "" if summary.world_size == measured else " *"
+        table.add_row(
+            f"{summary.world_size}{mark}",
+            *(times.get(name, "-") for name in solvers),
+            units.seconds(summary.lower_bound_s),
+        )
+    return table
+
+
+def timeline(
+    name: str, schedule: Schedule, *, forward_s: float, update_s: float
+) -> Timeline:
+    """Return a simulated iteration as spans.
+
+    Args:
+        name: the picture's title.
+        schedule: the iteration.
+        forward_s: how long its forward pass takes.
+        update_s: how long the optimizer takes at its end.
+    """
+    times = schedule.times
+    spans = [Span("forward", "forward", 0.0, forward_s)]
+    now = forward_s
+
+    def add(
+        lane: Lane, start_s: float, end_s: float, bucket: int | None = None
+    ) -> None:
+        if end_s > start_s:
+            label = lane if bucket is None else f"{lane} of bucket {bucket}"
+            spans.append(Span(label, lane, start_s, end_s, bucket))
+
+    for number, ready in enumerate(schedule.ready_s.tolist()):
+        compress_s = float(times.compress_s[number])
+        add("backward", now, ready - compress_s, number)
+        add("compression", ready - compress_s, ready, number)
+        start, finish = schedule.start_s[number], schedule.finish_s[number]
+        sent = float(start + times.communicate_s[number])
+        add("communication", float(start), sent, number)
+        add("decompression", sent, float(finish), number)
+        now = ready
+    add("backward", now, schedule.compute_end_s)
+    iteration_s = schedule.iteration_s
+    add("update", iteration_s - update_s, iteration_s)
+    return Timeline(name, tuple(spans), iteration_s, schedule.exposed_s)
