@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.costs import rounds
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.collectives.top_of_sum import merger
 from comm_plan.commbench.sweep import geometric_sizes, measure
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
-from comm_plan.plans import CompressorSpec, Dense, TopK
+from comm_plan.plans import METHODS, Spec, TopK
 from comm_plan.transports.base import Transport
 from comm_plan.transports.distributed import TorchTransport
 
@@ -53,20 +53,16 @@ def aggregation(
     method: str, numel: int, density: float, transport: Transport
 ) -> Aggregate:
     """Return one aggregation of a message that is ready; it returns its bytes."""
-    sparse = TopK(density=density)
-    spec, collective = {
-        "dense": (Dense(), "allreduce"),
-        "topk": (sparse, "allgather"),
-        "gtopk": (sparse, "gtopk"),
-    }[method]
+    named, collective = METHODS[method]
+    spec = named.at_density(density)
     codec = _filled(spec, collective, numel, transport)
-    return lambda: AGGREGATIONS[collective](transport, codec)
+    return lambda: COLLECTIVES[collective].aggregate(transport, codec)
 
 
-def _filled(spec: CompressorSpec, collective: str, numel: int, transport: Transport):
+def _filled(spec: Spec, collective: str, numel: int, transport: Transport):
     context = Context(transport.world_size, transport.rank, transport.device)
     codec = build(spec, collective, [Slot("gradient", numel)], context)
-    if spec.kind == "dense":
+    if spec.lossless:
         codec.allocate(torch.float32)  # zeros stay finite however often they are summed
     else:
         generator = torch.Generator().manual_seed(transport.rank)
@@ -149,7 +145,10 @@ def main() -> None:
         method: aggregation(method, arguments.numel, arguments.density, transport)
         for method in arguments.methods.split(",")
     }
-    repeats = {m: 1 if m == "dense" else arguments.sparse_repeats for m in ways}
+    repeats = {
+        method: arguments.sparse_repeats if METHODS[method][0].sparse else 1
+        for method in ways
+    }
     timed = time_rounds(ways, arguments.rounds, repeats)
     if "gtopk" in timed:
         timed["gtopk"].merging_s = merging_s(

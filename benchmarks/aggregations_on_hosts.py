@@ -21,11 +21,13 @@ from comm_plan import units
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import module, require_hosts, run_all
 from comm_plan.benchmarks.hosts import EmulatedHosts
-from comm_plan.collectives.costs import CLOSED_FORMS
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.planner.collective_cost import collective_curve
-from comm_plan.plans import Network
+from comm_plan.plans import METHODS, Network
 
-METHODS = {"dense": "allreduce", "topk": "allgather", "gtopk": "gtopk"}
+WAYS = {name: METHODS[name][1] for name in ("dense", "topk", "gtopk")}
+"""The collective of each method that is compared."""
+
 WIRE_NUMEL, WIRE_DENSITY, WIRE_ROUNDS = 2_000_000, 0.02, 5
 
 PUBLISHED = """\
@@ -69,11 +71,6 @@ class Wire:
     sent_nbytes: float
 
 
-def buffer_nbytes(method: str, message_nbytes: int, hosts: int) -> int:
-    """Return the bytes of the collective's buffer as a network document counts them."""
-    return message_nbytes * (hosts if method == "topk" else 1)
-
-
 def alpha_beta(network: Network) -> tuple[float, float]:
     """Return what the shortest message takes, and a byte of the longest ones."""
     cost = network.collectives["point_to_point"]
@@ -85,8 +82,8 @@ def rows(count: int, found: dict[str, dict], network: Network) -> list[Row]:
     alpha_s, beta = alpha_beta(network)
     result = []
     for method, timed in found.items():
-        collective, seconds = METHODS[method], timed["seconds"]
-        nbytes = buffer_nbytes(method, timed["message_nbytes"], count)
+        collective, seconds = COLLECTIVES[WAYS[method]], timed["seconds"]
+        nbytes = collective.buffer_nbytes(timed["message_nbytes"], count)
         capacity_s = sum(seconds) * (os.cpu_count() or 1)
         result.append(
             Row(
@@ -94,11 +91,9 @@ def rows(count: int, found: dict[str, dict], network: Network) -> list[Row]:
                 method=method,
                 message_nbytes=timed["message_nbytes"],
                 measured_s=statistics.median(seconds),
-                closed_form_s=CLOSED_FORMS[collective](count).seconds(
-                    nbytes, alpha_s, beta
-                ),
+                closed_form_s=collective.terms(count).seconds(nbytes, alpha_s, beta),
                 from_messages_s=float(
-                    collective_curve(network, collective, count)(nbytes)
+                    collective_curve(network, collective.name, count)(nbytes)
                 ),
                 merging_s=timed["merging_s"],
                 cpu_share=sum(timed["cpu_s"]) / capacity_s,
@@ -114,7 +109,7 @@ def on_the_wire(hosts: EmulatedHosts, folder: Path) -> list[Wire]:
     The difference between a long and a short run is that of the aggregations alone:
     both meet and part in the same way.
     """
-    return [_wire(hosts, folder, method) for method in METHODS]
+    return [_wire(hosts, folder, method) for method in WAYS]
 
 
 def _wire(hosts: EmulatedHosts, folder: Path, method: str) -> Wire:
@@ -142,13 +137,10 @@ def _wire(hosts: EmulatedHosts, folder: Path, method: str) -> Wire:
 
 
 def total_nbytes(method: str, message_nbytes: int, hosts: int) -> int:
-    """Return what all hosts together send: of every way, what each rank's share is.
-
-    Ring all-reduce: 2 (P-1)/P of the buffer from each of P ranks. All-gather: each
-    message to P-1 ranks. gTop-k: P-1 messages up the tree and P-1 down again.
-    """
-    copies = {"dense": 2, "topk": hosts, "gtopk": 2}[method]
-    return copies * (hosts - 1) * message_nbytes
+    """Return what all hosts together send."""
+    collective = COLLECTIVES[WAYS[method]]
+    nbytes = collective.buffer_nbytes(message_nbytes, hosts)
+    return round(collective.sent_by_all(hosts) * nbytes)
 
 
 def timing_table(timed: list[Row]) -> str:

@@ -67,10 +67,7 @@ def message_nbytes(plan: Plan, profile: Profile) -> int:
     total = 0
     for bucket in plan.buckets:
         numels = [numel[name] for name in bucket.tensors]
-        if bucket.compressor.kind == "terngrad" and bucket.collective == "allreduce":
-            total += sum(numels)  # one int8 an element
-        else:
-            total += bucket.compressor.message_nbytes(numels)
+        total += bucket.compressor.message_nbytes(numels, bucket.collective)
     return total
 
 

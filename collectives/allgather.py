@@ -11,12 +11,19 @@ its bytes; what is left is the last.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from comm_plan.collectives.message import Codec, Message, pack, unpack
+from comm_plan.collectives.collective import Collective
+from comm_plan.collectives.costs import Terms, rounds
+from comm_plan.collectives.message import Codec, pack, unpack
+from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation
 from comm_plan.transports.base import Transport
+from comm_plan.transports.message import Message
 
-_HEADER = torch.int64
+if TYPE_CHECKING:
+    import torch
+
+_LENGTH_NBYTES = 8  # an int64
 
 
 def aggregate(transport: Transport, codec: Codec) -> int:
@@ -49,9 +56,11 @@ def _gather_equal(transport: Transport, message: Message) -> tuple[list[Message]
 def _gather_unequal(
     transport: Transport, message: Message
 ) -> tuple[list[Message], int]:
+    import torch
+
     dtypes = [tensor.dtype for tensor in message]
     sizes = [tensor.nbytes for tensor in message[:-1]]
-    header = torch.tensor(sizes, dtype=_HEADER, device=message[0].device)
+    header = torch.tensor(sizes, dtype=torch.int64, device=message[0].device)
     buffer = pack((header, *message)) if sizes else pack(message)
     rows = transport.all_gather_unequal(buffer)
     return [_read(row, dtypes) for row in rows], buffer.numel()
@@ -59,8 +68,64 @@ def _gather_unequal(
 
 def _read(row: torch.Tensor, dtypes: list[torch.dtype]) -> Message:
     """Split the header and the tensors of one rank's buffer."""
-    head = (len(dtypes) - 1) * _HEADER.itemsize
-    (header,) = unpack(row[:head], [_HEADER], [head])
+    import torch
+
+    head = (len(dtypes) - 1) * _LENGTH_NBYTES
+    (header,) = unpack(row[:head], [torch.int64], [head])
     sizes = header.tolist()
     body = row[head:]
     return unpack(body, dtypes, [*sizes, body.numel() - sum(sizes)])
+
+
+def ring(world_size: int) -> Terms:
+    """(P-1) alpha + (P-1)/P n beta, n the gathered total."""
+    return Terms(world_size - 1, (world_size - 1) / world_size)
+
+
+def doubling(world_size: int) -> Terms:
+    """Lg P alpha + (P-1)/P n beta, n the gathered total.
+
+    Top-k by all-gather, ``lg P alpha + 2k(P-1) beta``, is this with n = 2kP elements.
+    """
+    return Terms(rounds(world_size), (world_size - 1) / world_size)
+
+
+ALGORITHMS = {"ring": ring, "doubling": doubling}
+
+
+class AllGather(Operation):
+    """Every rank: the parts of all ranks; ``nbytes`` is all of them."""
+
+    @staticmethod
+    def granularity(world_size: int) -> int:
+        """Return one element for each rank."""
+        return FLOAT32_NBYTES * world_size
+
+    def prepare(self, nbytes: int) -> None:
+        """Make this rank's part."""
+        numbers = self.pattern(nbytes // self.transport.world_size)
+        self.part = numbers + self.transport.rank
+
+    def run(self) -> None:
+        """Gather."""
+        self.gathered = self.transport.all_gather(self.part)
+
+    def is_right(self) -> bool:
+        """Compare row r with the pattern plus r."""
+        import torch
+
+        self.run()
+        ranks = torch.arange(self.transport.world_size, device=self.part.device)
+        rows = self.part - self.transport.rank + ranks[:, None]
+        return torch.equal(self.gathered, rows)
+
+
+ALLGATHER = Collective(
+    name="allgather",
+    algorithms=ALGORITHMS,
+    bus_factor=lambda world_size: (world_size - 1) / world_size,
+    gathers=True,
+    sent_by_all=lambda world_size: world_size - 1,
+    aggregation=aggregate,
+    operation=AllGather,
+)

@@ -16,7 +16,7 @@ def algbw(nbytes: float, seconds: float) -> float:
     """Return the algorithm bandwidth in bytes per second.
 
     Args:
-        nbytes: size of the operation, as :mod:`comm_plan.collectives.collective` counts it.
+        nbytes: size, as :mod:`comm_plan.collectives.collective` counts it.
         seconds: its time, above 0.
     """
     return nbytes / seconds
@@ -30,7 +30,7 @@ def busbw(
     Args:
         collective: a name of a network document.
         world_size: number of ranks.
-        nbytes: size of the operation, as :mod:`comm_plan.collectives.collective` counts it.
+        nbytes: size, as :mod:`comm_plan.collectives.collective` counts it.
         seconds: its time, above 0.
 
     Returns:

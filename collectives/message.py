@@ -8,11 +8,12 @@ collective moves them all, each in its own type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+from comm_plan.transports.message import Message
 
-Message = tuple[torch.Tensor, ...]
+if TYPE_CHECKING:
+    import torch
 
 
 class Codec(Protocol):
@@ -39,6 +40,8 @@ def message_nbytes(message: Message) -> int:
 
 def pack(message: Message) -> torch.Tensor:
     """Return the bytes of ``message`` [message_nbytes]; of one tensor: shared."""
+    import torch
+
     parts = [tensor.view(torch.uint8) for tensor in message]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -53,7 +56,7 @@ def unpack(
         dtypes: type of each tensor.
         sizes: bytes of each tensor; their sum is the length of ``buffer``.
     """
-    parts = torch.split(buffer, list(sizes))
+    parts = buffer.split(list(sizes))
     return tuple(map(_typed, parts, dtypes))
 
 

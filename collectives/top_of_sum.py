@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from comm_plan.collectives.message import Message
+from comm_plan.transports.message import Message
 
 Dropped = list[tuple[torch.Tensor, torch.Tensor]]
 """Values and indices that were not kept, for every slot."""

@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
+from comm_plan.collectives.registry import check_known
 from comm_plan.commbench import nccl_tests, nccl_tests_json, osu
 from comm_plan.commbench.fit import fit
 from comm_plan.commbench.measurement import Measurement, merged
@@ -37,6 +38,7 @@ def load(
     """
     files = [str(path) for path in paths]
     found = [part for path in files for part in _read(path, world_size)]
+    check_known(part.collective for part in found)
     names = ", ".join(files)
     ranks = {part.world_size for part in found if part.world_size is not None}
     if world_size is not None:

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from comm_plan.collectives.operation import Operation
+from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commbench.fit import fit
-from comm_plan.commbench.operation import Operation
-from comm_plan.commbench.operations import OPERATIONS
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
 from comm_plan.transports.base import Transport
@@ -88,7 +88,7 @@ class _Point:
 
 def measure(
     transport: Transport,
-    collectives: Sequence[str] = tuple(OPERATIONS),
+    collectives: Sequence[str] = tuple(COLLECTIVES),
     sizes: Sequence[int] | None = None,
     budget_s: float = BUDGET_S,
     progress: Progress | None = None,
@@ -97,10 +97,10 @@ def measure(
 
     Args:
         transport: the ranks; its device's memory is used.
-        collectives: names of :data:`~comm_plan.commbench.operations.OPERATIONS`.
-        sizes: bytes, as :mod:`comm_plan.plans.network` counts them, rounded up to whole
-            elements on every rank; None: :func:`geometric_sizes`. A collective leaves
-            out those above its operation's ``largest_nbytes``.
+        collectives: names of :data:`~comm_plan.collectives.registry.COLLECTIVES`.
+        sizes: bytes, as :mod:`comm_plan.collectives.collective` counts them, rounded up
+            to whole elements on every rank; None: :func:`geometric_sizes`. A collective
+            leaves out those above its operation's ``largest_nbytes``.
         budget_s: about how many seconds to take; the fewest iterations of each size are
             done even if they take longer.
         progress: called on every rank with how many measurements are done, how many
@@ -144,10 +144,8 @@ def _points(
 
 
 def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
-    if collective not in OPERATIONS:
-        known = ", ".join(OPERATIONS)
-        raise InputError(f"collective {collective!r} is none of {known}")
-    operation = OPERATIONS[collective]
+    check_known([collective])
+    operation = COLLECTIVES[collective].operation
     step = operation.granularity(world_size)
     fitting = [-(-s // step) * step for s in sizes if s <= operation.largest_nbytes]
     if not fitting:
@@ -159,7 +157,7 @@ def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
 
 
 def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:
-    operation = OPERATIONS[point.collective](transport, point.nbytes)
+    operation = COLLECTIVES[point.collective].operation(transport, point.nbytes)
     _check(transport, operation, point)
     warm_ups = WARM_UPS[0] if point.nbytes <= SMALL_NBYTES else WARM_UPS[1]
     calls = BURST[0] if point.nbytes <= BURST_NBYTES else BURST[1]

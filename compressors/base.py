@@ -9,6 +9,20 @@ The life of a bucket in one step::
     decode(messages)        a list of one summed message, or one message from every rank
     write(i, out)           the mean over ranks of tensor i
 
+Which thread calls, and on CUDA on which stream:
+
+``add``
+    The autograd thread, inside the gradient's hook, on the stream of backward; for a
+    parameter without a gradient the thread that ends the step.
+``agree``, ``encode``, ``decode``, ``put_back``, the first ``write``
+    The communication thread, on its own stream, which first waits for an event of the
+    stream on which the last ``add`` was queued.
+``undo``, ``state``, any other ``write``
+    The training thread, between steps, after all exchanges of the step have ended.
+
+So no two calls overlap and none needs a lock, but a method must not assume that it runs
+on the thread or the stream of another.
+
 Whatever a compressor remembers from step to step is kept per tensor in ``state``, so
 that a checkpoint, or another plan, can carry it on by parameter name.
 """
@@ -18,19 +32,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from typing_extensions import TypeVar
+
+from comm_plan.plans.compression.spec import RESIDUAL, VARIANCE, VELOCITY, Spec
+from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
     import torch
 
-Message = tuple["torch.Tensor", ...]
-"""Flat tensors; how many and of which dtypes is fixed for a compressor."""
+__all__ = [
+    "RESIDUAL",
+    "VARIANCE",
+    "VELOCITY",
+    "Compressor",
+    "Context",
+    "Message",
+    "Slot",
+]
 
-RESIDUAL = "residual"
-"""The state that error feedback keeps: gradient that was not sent yet."""
-
-VARIANCE = "variance"
-"""The state v of VGC: decayed sum of second moments since an element was sent."""
+SpecT = TypeVar("SpecT", bound=Spec, default=Spec, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ class Context:
     seed: int = 0
 
 
-class Compressor(ABC):
+class Compressor(ABC, Generic[SpecT]):
     """Compresses the gradients of one bucket.
 
     Args:
@@ -72,20 +94,8 @@ class Compressor(ABC):
             raises it during density warm-up.
     """
 
-    dtypes: tuple[str, ...] = ("float32",)
-    """Gradient dtypes that the compressor takes."""
-
-    carries_nonfinite = False
-    """Whether messages are summed as plain numbers: inf or NaN reaches every rank."""
-
-    needs_second_moments = False
-    """Whether :meth:`add` wants the per-sample second moments (VGC)."""
-
-    variable_length: bool = False
-    """Whether the lengths of a message's tensors depend on the data of the rank."""
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: SpecT, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         self.spec = spec
         self.collective = collective
@@ -94,6 +104,33 @@ class Compressor(ABC):
         self.state: dict[str, list[torch.Tensor]] = {}
         self.step = 0
         self.density_floor = 0.0
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Gradient dtypes that the compressor takes."""
+        return self.spec.dtypes
+
+    @property
+    def carries_nonfinite(self) -> bool:
+        """Whether messages are summed as plain numbers: inf or NaN reaches all."""
+        return self.spec.carries_nonfinite
+
+    @property
+    def needs_second_moments(self) -> bool:
+        """Whether :meth:`add` wants the per-sample second moments (VGC)."""
+        return self.spec.needs_second_moments
+
+    @property
+    def variable_length(self) -> bool:
+        """Whether the lengths of a message's tensors depend on the data of the rank."""
+        return self.spec.variable_length
+
+    def view(self, index: int) -> torch.Tensor | None:
+        """Return the part of the bucket in which the gradient of a tensor may live.
+
+        None: the compressor keeps no such place for tensor ``index``.
+        """
+        return None
 
     @abstractmethod
     def add(
@@ -111,7 +148,7 @@ class Compressor(ABC):
                 given if ``needs_second_moments``.
         """
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:  # noqa: B027
+    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
         """Share what must be equal on all ranks.
 
         Args:
@@ -130,5 +167,5 @@ class Compressor(ABC):
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
 
-    def undo(self) -> None:  # noqa: B027
+    def undo(self) -> None:
         """Take back what :meth:`encode` sent: the step is skipped on all ranks."""

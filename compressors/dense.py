@@ -13,14 +13,14 @@ saves both copies: in at :meth:`~DenseCompressor.add`, out at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.plans.compression import Dense
 
 
-class DenseCompressor(Compressor):
+class DenseCompressor(Compressor[Dense]):
     """Sends the gradients as they are.
 
     Attributes:
@@ -28,11 +28,8 @@ class DenseCompressor(Compressor):
             :meth:`allocate` or the first :meth:`add` on.
     """
 
-    dtypes = ("float32", "float64", "float16", "bfloat16")
-    carries_nonfinite = True
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: Dense, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start without a buffer: its dtype is not known yet."""
         super().__init__(spec, collective, slots, context)

@@ -15,23 +15,20 @@ There is no error feedback; use it where these roundings are below the gradient'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.plans.compression import Half
 
 WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class HalfCompressor(Compressor):
+class HalfCompressor(Compressor[Half]):
     """Sends 16-bit floats; ``spec.kind`` says which."""
 
-    dtypes = ("float32", "float16", "bfloat16")
-    carries_nonfinite = True
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: Half, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Make the buffer."""
         super().__init__(spec, collective, slots, context)

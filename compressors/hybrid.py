@@ -18,22 +18,20 @@ an element that was just sent (see :mod:`~comm_plan.compressors.vgc`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from comm_plan.compressors.base import VARIANCE, Context, Slot
 from comm_plan.compressors.strom import StromCompressor
 from comm_plan.compressors.vgc import accumulate, unambiguous
+from comm_plan.plans.compression import Hybrid
 
 
-class HybridCompressor(StromCompressor):
+class HybridCompressor(StromCompressor[Hybrid]):
     """Sends plus or minus ``spec.tau`` for unambiguous elements above it."""
 
-    needs_second_moments = True
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: Hybrid, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start with nothing kept; see :class:`Compressor`."""
         super().__init__(spec, collective, slots, context)

@@ -17,7 +17,6 @@ Elias code, for speed and for a length that is known in advance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -25,15 +24,14 @@ from torch.nn.functional import pad
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.packing import pack_codes, unpack_codes
 from comm_plan.compressors.rounding import random_key, round_stochastically
+from comm_plan.plans.compression import Qsgd
 
 
-class QsgdCompressor(Compressor):
+class QsgdCompressor(Compressor[Qsgd]):
     """Sends packed levels uint8 and norms float32."""
 
-    dtypes = ("float32", "float16", "bfloat16")
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: Qsgd, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Make the message."""
         super().__init__(spec, collective, slots, context)

@@ -15,12 +15,16 @@ Differences from the paper: its index is 31 bits and further compressed; here it
 from __future__ import annotations
 
 import torch
+from typing_extensions import TypeVar
 
 from comm_plan.compressors.base import Message
 from comm_plan.compressors.words import WordCompressor, pack, unpack
+from comm_plan.plans.compression import Hybrid, Strom
+
+StromT = TypeVar("StromT", bound="Strom | Hybrid", default=Strom, covariant=True)
 
 
-class StromCompressor(WordCompressor):
+class StromCompressor(WordCompressor[StromT]):
     """Sends plus or minus ``spec.tau`` for elements above it."""
 
     def encode(self) -> Message:

@@ -23,22 +23,20 @@ and would be clipped to nothing for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.packing import pack_trits, unpack_trits
 from comm_plan.compressors.rounding import random_key, round_stochastically
+from comm_plan.plans.compression import TernGrad
 
 
-class TernGradCompressor(Compressor):
+class TernGradCompressor(Compressor[TernGrad]):
     """Sends trits: one tensor, int8 [sum of numels] or packed uint8."""
 
-    dtypes = ("float32", "float16", "bfloat16")
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: TernGrad, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Make room for the clipped gradients and their trits."""
         super().__init__(spec, collective, slots, context)
@@ -86,9 +84,9 @@ class TernGradCompressor(Compressor):
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the sum of trits, or every rank's packed trits."""
-        lengths = self._numels
-        if self.collective == "allgather":
-            lengths = [self.spec.message_nbytes([numel]) for numel in self._numels]
+        lengths = [
+            self.spec.message_nbytes([numel], self.collective) for numel in self._numels
+        ]  # every trit, or five of them, is one byte
         self._messages = [torch.split(message[0], lengths) for message in messages]
 
     def write(self, index: int, out: torch.Tensor) -> None:

@@ -27,24 +27,26 @@ a tensor on a rank, as given; DGC takes a norm of the whole model over sqrt(P).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
+from comm_plan.compressors.base import (
+    RESIDUAL,
+    VELOCITY,
+    Compressor,
+    Context,
+    Message,
+    Slot,
+)
 from comm_plan.compressors.selection import accumulate_and_select, fresh_state
-from comm_plan.plans.compression import selected
-
-VELOCITY = "velocity"
+from comm_plan.plans.compression import TopK, selected
 
 
-class TopKCompressor(Compressor):
+class TopKCompressor(Compressor[TopK]):
     """Sends values [sum of k] float32 and indices [sum of k] int32."""
 
-    dtypes = ("float32", "float16", "bfloat16")
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: TopK, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)

@@ -46,26 +46,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate as running_sums
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from comm_plan.compressors.base import VARIANCE, Context, Message, Slot
 from comm_plan.compressors.words import MAX_DISTANCE, WordCompressor, pack, unpack
+from comm_plan.plans.compression import Vgc
 
 _MANTISSA_BITS = 23
 _HALF_MANTISSA = 1 << (_MANTISSA_BITS - 1)
 _MAGNITUDE = (1 << 31) - 1
 
 
-class VgcCompressor(WordCompressor):
+class VgcCompressor(WordCompressor[Vgc]):
     """Sends the unambiguous elements, rounded to powers of two."""
 
-    needs_second_moments = True
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: Vgc, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start with nothing kept; see :class:`Compressor`."""
         super().__init__(spec, collective, slots, context)

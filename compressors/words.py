@@ -19,12 +19,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
+from typing_extensions import TypeVar
 
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
 from comm_plan.errors import MismatchError
+from comm_plan.plans.compression import Words
 
 POSITION_BITS = 28
 MAX_NUMEL = 1 << POSITION_BITS
@@ -53,7 +54,10 @@ def unpack(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return position, distance, words & SIGN_BIT
 
 
-class WordCompressor(Compressor):
+WordsT = TypeVar("WordsT", bound=Words, default=Words, covariant=True)
+
+
+class WordCompressor(Compressor[WordsT]):
     """What VGC, Strom and hybrid share: residuals, sums and undoing.
 
     The state of a quantity is one flat tensor for the bucket; ``state`` holds its parts
@@ -66,10 +70,8 @@ class WordCompressor(Compressor):
         MismatchError: the bucket has more than 2^28 elements.
     """
 
-    variable_length = True
-
     def __init__(
-        self, spec: Any, collective: str, slots: Sequence[Slot], context: Context
+        self, spec: WordsT, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start with nothing kept; see :class:`Compressor`."""
         super().__init__(spec, collective, slots, context)

@@ -20,24 +20,8 @@ from collections.abc import Sequence
 
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.option import Option
-from comm_plan.planner.prices import method
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.plans.compression import CompressorSpec, Dense, TopK
-
-SPARSE_RATIOS = (10, 32, 100, 316, 1000)
-BY_DEFAULT = (
-    "dense",
-    "fp16",
-    "qsgd",
-    "terngrad",
-    "terngrad-allreduce",
-    "topk",
-    "gtopk",
-)
-"""What may be used unless told otherwise, where profile and network can price it.
-
-Not the methods whose density the data decides, and bf16 costs what fp16 does.
-"""
+from comm_plan.plans.compression import BY_DEFAULT, Dense, method
 
 RESOLUTION = 1e-4
 
@@ -68,19 +52,12 @@ def menu(problem: Problem) -> list[Option]:
     asked = problem.settings.allow
     options = [problem.prices.option(Dense())]
     for name in BY_DEFAULT if asked is None else asked:
-        for spec, collective in _variants(name, problem.settings.max_ratio):
+        named, collective = method(name)
+        for spec in named.variants(problem.settings.max_ratio):
             known = asked is not None or problem.prices.can(spec, collective)
-            if known and spec.kind != "dense":
+            if known and not spec.lossless:
                 options.append(problem.prices.option(spec, collective))
     return sorted(options, key=lambda option: option.ratio)
-
-
-def _variants(name: str, max_ratio: float) -> list[tuple[CompressorSpec, str]]:
-    spec, _ = method(name)
-    if not isinstance(spec, TopK):
-        return [method(name)]
-    ratios = sorted({min(ratio, max_ratio) for ratio in (*SPARSE_RATIOS, max_ratio)})
-    return [method(name, density=1 / ratio) for ratio in ratios]
 
 
 def _least_ratio(

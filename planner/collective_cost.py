@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from comm_plan.collectives.costs import CLOSED_FORMS, Terms, bus_factor
+from comm_plan.collectives.costs import Terms
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
 from comm_plan.planner.curve import CostCurve, affine, measured
 from comm_plan.plans.network import CollectiveCost, Network
@@ -44,7 +45,6 @@ def collective_curve(network: Network, collective: str, world_size: int) -> Cost
     Raises:
         InputError: neither was measured, or it was measured on one rank only.
     """
-    form = CLOSED_FORMS[collective]
     cost = network.collectives.get(collective)
     if cost is not None and world_size == network.world_size:
         return measured(cost)
@@ -55,13 +55,13 @@ def collective_curve(network: Network, collective: str, world_size: int) -> Cost
             f"network has no cost for {collective}: benchmark it, or give its samples "
             "or fit, or those of point_to_point"
         )
-    there = CLOSED_FORMS[source](network.world_size)
+    there = COLLECTIVES[source].terms(network.world_size)
     if there.messages == 0:
         raise InputError(
             f"network was measured with 1 rank and tells nothing of {world_size}: "
             "benchmark it with at least 2"
         )
-    return carry(measured(cost), there, form(world_size))
+    return carry(measured(cost), there, COLLECTIVES[collective].terms(world_size))
 
 
 def best_bus_bandwidth(network: Network) -> float:
@@ -74,12 +74,12 @@ def best_bus_bandwidth(network: Network) -> float:
     """
     rates = [0.0]
     for name, cost in network.collectives.items():
-        factor = bus_factor(name, network.world_size)
-        if factor:
+        bus_factor = COLLECTIVES[name].bus_factor
+        if bus_factor is not None and network.world_size > 1:
             curve = measured(cost)
             if name != "allreduce":
                 curve = _in_the_long_run(curve, cost)
-            rates.append(factor * curve.best_rate)
+            rates.append(bus_factor(network.world_size) * curve.best_rate)
     return max(rates)
 
 

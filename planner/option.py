@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from comm_plan.planner.curve import CostCurve, FloatArray, IntArray
-from comm_plan.plans.compression import CompressorSpec, TopK
+from comm_plan.plans.compression import Spec
 
 BoolArray = NDArray[np.bool_]
 
@@ -47,17 +47,17 @@ class Option:
     """A compressor with a collective, and their cost for any bucket of the model.
 
     Attributes:
-        compressor: the spec; a top-k spec may hold one density per tensor [L].
+        compressor: the spec; it may hold one density per tensor [L].
         collective: which collective carries it.
         ratio: how much of the gradient's information is left out, as a factor; 1 for
-            dense (see ``prices.ratio``).
+            dense (see ``Spec.ratio``).
         legs: the collective calls, one after another.
         compress_s: [L + 1] prefix sums of the time on the compute stream.
         codec_s: [L + 1] prefix sums of the time to encode and to decode.
         allowed: [L] which tensors may go this way.
     """
 
-    compressor: CompressorSpec
+    compressor: Spec
     collective: str
     ratio: float
     legs: tuple[Leg, ...]
@@ -74,14 +74,9 @@ class Option:
         codec = self.codec_s[stop] - self.codec_s[start]
         return self.communicate_s(start, stop) + codec
 
-    def spec(self, start: int, stop: int) -> CompressorSpec:
+    def spec(self, start: int, stop: int) -> Spec:
         """Return the compressor of bucket ``start..stop`` for a plan."""
-        if isinstance(self.compressor, TopK) and isinstance(
-            self.compressor.density, tuple
-        ):
-            densities = self.compressor.density[start:stop]
-            return self.compressor.model_copy(update={"density": densities})
-        return self.compressor
+        return self.compressor.restricted_to(start, stop)
 
     def except_on(self, tensors: BoolArray) -> Option:
         """Return the option, not allowed on ``tensors`` [L]."""

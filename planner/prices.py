@@ -7,10 +7,6 @@ is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compr
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
 communication thread and delay the messages behind. Every rank's message has to be
 decoded after an all-gather, one sum after an all-reduce or a gTop-k tree.
-
-``ratio`` orders compressors by how much they leave out, for the least-compression rule
-of the planner: 1 for dense, numel / k for sparse methods (LAGS: c), 32 bits over the
-bits of a level for quantisers.
 """
 
 from __future__ import annotations
@@ -20,106 +16,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
-from pydantic import ValidationError
 
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
-from comm_plan.plans.compression import (
-    COLLECTIVES_OF,
-    FLOAT32_NBYTES,
-    INDEX_NBYTES,
-    Bf16,
-    CompressorSpec,
-    Dense,
-    Fp16,
-    Hybrid,
-    Qsgd,
-    Strom,
-    TernGrad,
-    TopK,
-    Variable,
-    Vgc,
-    selected,
-)
+from comm_plan.plans.compression import Spec
 from comm_plan.plans.network import Network
-from comm_plan.plans.plan import MAX_INT8_RANKS
 from comm_plan.plans.profile import CompressionCost, Profile, TensorTiming
-
-DEFAULT_DENSITY = 0.01
-DEFAULT_TAU = 0.01
-
-SPARSE_NBYTES = FLOAT32_NBYTES + INDEX_NBYTES
-_SCALER_NBYTES = 4
-_LENGTH_NBYTES = 8
-
-
-def method(name: str, **options: object) -> tuple[CompressorSpec, str]:
-    """Return the spec and collective that a user's word for a method means.
-
-    Args:
-        name: one of :data:`METHODS`.
-        options: fields of its spec that shall differ from the default, such as
-            ``density`` of top-k or ``alpha`` of VGC; numbers may be text.
-
-    Raises:
-        InputError: no such method, no such field, or a value out of range.
-    """
-    if name not in METHODS:
-        known = ", ".join(METHODS)
-        raise InputError(f"compressor {name!r} is unknown: use one of {known}")
-    spec, collective = METHODS[name]
-    given = {key: _read(value) for key, value in options.items()}
-    try:
-        return type(spec).model_validate(spec.model_dump() | given), collective
-    except ValidationError as error:
-        problem = error.errors()[0]
-        fields = ", ".join(key for key in type(spec).model_fields if key != "kind")
-        raise InputError(
-            f"compressor {name}: {problem['loc'][0]} {problem['input']}: "
-            f"{problem['msg'].lower()}; it has {fields or 'no options'}"
-        ) from None
-
-
-def _read(value: object) -> object:
-    """Return a whole number written as text as a number: pydantic's literals ask so."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
-METHODS: dict[str, tuple[CompressorSpec, str]] = {
-    "dense": (Dense(), "allreduce"),
-    "fp16": (Fp16(), "allreduce"),
-    "bf16": (Bf16(), "allreduce"),
-    "qsgd": (Qsgd(), "allgather"),
-    "terngrad": (TernGrad(), "allgather"),
-    "terngrad-allreduce": (TernGrad(), "allreduce"),
-    "topk": (TopK(density=DEFAULT_DENSITY), "allgather"),
-    "gtopk": (TopK(density=DEFAULT_DENSITY), "gtopk"),
-    "vgc": (Vgc(), "allgather"),
-    "strom": (Strom(tau=DEFAULT_TAU), "allgather"),
-    "hybrid": (Hybrid(tau=DEFAULT_TAU), "allgather"),
-}
-"""What a user may ask for by name; collective and compressor together."""
-
-
-def ratio(spec: CompressorSpec) -> float:
-    """Return how much ``spec`` leaves out, as a factor; 1: nothing."""
-    if isinstance(spec, TopK):
-        return 1 / min(spec.densities(1))
-    if isinstance(spec, Variable):
-        return 1 / spec.expected_density
-    if isinstance(spec, Qsgd):
-        return 32 / spec.bits
-    return {"fp16": 2.0, "bf16": 2.0, "terngrad": 20.0}.get(spec.kind, 1.0)
-
-
-def _density_of(spec: CompressorSpec, tensors: int) -> FloatArray:
-    if isinstance(spec, TopK):
-        return np.array(spec.densities(tensors))
-    if isinstance(spec, Variable):
-        return np.full(tensors, spec.expected_density)
-    return np.ones(tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +97,8 @@ class Prices:
         network: what collectives cost.
         world_size: P.
         dense_layers: patterns (``fnmatch``) of layers or tensors that are never
-            compressed. None: only TernGrad keeps one dense, the last layer, whose
-            gradient is ready first, as its paper does.
+            compressed. None: the last layer, whose gradient is ready first, of
+            the methods whose specs say so.
     """
 
     profile: Profile
@@ -214,26 +119,29 @@ class Prices:
             )
         return self._curves[collective]
 
-    def option(self, spec: CompressorSpec, collective: str | None = None) -> Option:
+    def option(self, spec: Spec, collective: str | None = None) -> Option:
         """Return ``spec`` by ``collective`` (None: its default), priced.
 
         Raises:
             InputError: the profile or the network lacks a cost that it needs.
         """
-        collective = collective or COLLECTIVES_OF[spec.kind][0]
+        collective = collective or spec.default_collective()
+        problem = spec.too_many_ranks(collective, self.world_size)
+        if problem is not None:
+            raise InputError(problem)
         compress, encode, decompress = self._device_seconds(spec)
-        messages = self.world_size if collective == "allgather" else 1
+        messages = COLLECTIVES[collective].messages(self.world_size)
         return Option(
             compressor=spec,
             collective=collective,
-            ratio=ratio(spec),
+            ratio=spec.ratio,
             legs=tuple(self._legs(spec, collective)),
             compress_s=prefix_sums(compress),
             codec_s=prefix_sums(encode + decompress * messages),
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
         )
 
-    def can(self, spec: CompressorSpec, collective: str) -> bool:
+    def can(self, spec: Spec, collective: str) -> bool:
         """Return whether everything is known to price ``spec`` by ``collective``."""
         try:
             self.option(spec, collective)
@@ -241,27 +149,24 @@ class Prices:
             return False
         return True
 
-    def _allowed(self, spec: CompressorSpec, tensor: TensorTiming) -> bool:
-        if spec.kind == "dense":
+    def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:
+        if spec.lossless:
             return True
         if self.dense_layers is None:
             last = self.profile.tensors[0].layer
-            kept = spec.kind == "terngrad" and tensor.layer == last
+            kept = spec.keeps_last_layer and tensor.layer == last
         else:
             names = (tensor.layer, tensor.name)
             kept = any(fnmatchcase(n, p) for p in self.dense_layers for n in names)
         return tensor.dtype == "float32" and not kept
 
-    def _device_seconds(
-        self, spec: CompressorSpec
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _device_seconds(self, spec: Spec) -> tuple[FloatArray, FloatArray, FloatArray]:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
-            return DeviceCost.measured(costs).seconds(
-                numel, _density_of(spec, len(numel))
-            )
-        if spec.kind == "dense":
+            densities = np.array(spec.densities(len(numel)))
+            return DeviceCost.measured(costs).seconds(numel, densities)
+        if spec.lossless:
             free = np.zeros(len(numel))
             return free, free, free
         raise InputError(
@@ -269,33 +174,29 @@ class Prices:
             "or add them to the profile's compression"
         )
 
-    def _legs(self, spec: CompressorSpec, collective: str) -> Iterator[Leg]:
-        tensors = self.profile.tensors
-        if isinstance(spec, TernGrad):
-            scalers = prefix_sums(np.full(len(tensors), _SCALER_NBYTES))
-            yield Leg(self.curve("allreduce"), scalers)
-        if isinstance(spec, Variable):
-            lengths = _LENGTH_NBYTES * self.world_size
-            yield Leg(self.curve("allgather"), np.zeros(len(tensors) + 1), lengths)
-        copies = self.world_size if collective == "allgather" else 1
-        shares = np.array(self._message_nbytes(spec, collective), dtype=np.float64)
-        yield Leg(self.curve(collective), prefix_sums(copies * shares))
+    def _legs(self, spec: Spec, collective: str) -> Iterator[Leg]:
+        tensors = len(self.profile.tensors)
+        if spec.agreed_nbytes:
+            agreed = prefix_sums(np.full(tensors, spec.agreed_nbytes))
+            yield Leg(self.curve("allreduce"), agreed)
+        if spec.length_nbytes:
+            lengths = self._buffer_nbytes("allgather", spec.length_nbytes)
+            yield Leg(self.curve("allgather"), np.zeros(tensors + 1), lengths)
+        shares = [
+            self._buffer_nbytes(collective, nbytes)
+            for nbytes in self._message_nbytes(spec, collective)
+        ]
+        yield Leg(self.curve(collective), prefix_sums(shares))
 
-    def _message_nbytes(self, spec: CompressorSpec, collective: str) -> list[int]:
+    def _buffer_nbytes(self, collective: str, message_nbytes: int) -> int:
+        return COLLECTIVES[collective].buffer_nbytes(message_nbytes, self.world_size)
+
+    def _message_nbytes(self, spec: Spec, collective: str) -> list[int]:
+        """Return [L] each tensor's share of the message."""
         tensors = self.profile.tensors
-        if spec.kind == "dense":
+        if spec.lossless:
             return [tensor.nbytes for tensor in tensors]
-        if isinstance(spec, TernGrad) and collective == "allreduce":
-            self._check_int8()
-            return [tensor.numel for tensor in tensors]
-        if isinstance(spec, TopK):
-            each = zip(tensors, spec.densities(len(tensors)), strict=True)
-            return [SPARSE_NBYTES * selected(t.numel, density) for t, density in each]
-        return [spec.message_nbytes([tensor.numel]) for tensor in tensors]
-
-    def _check_int8(self) -> None:
-        if self.world_size > MAX_INT8_RANKS:
-            raise InputError(
-                f"terngrad-allreduce counts in int8, at most {MAX_INT8_RANKS} ranks, "
-                f"here are {self.world_size}: use terngrad"
-            )
+        return [
+            spec.restricted_to(i, i + 1).message_nbytes([tensor.numel], collective)
+            for i, tensor in enumerate(tensors)
+        ]

@@ -4,17 +4,20 @@ from pathlib import Path
 
 from comm_plan.errors import DocumentError
 from comm_plan.plans.compression import (
-    COLLECTIVES_OF,
+    METHODS,
+    SPECS,
     Bf16,
     CompressorSpec,
     Dense,
     Fp16,
     Hybrid,
     Qsgd,
+    Spec,
     Strom,
     TernGrad,
     TopK,
     Vgc,
+    method,
     selected,
 )
 from comm_plan.plans.document import (
@@ -70,9 +73,10 @@ DOCUMENTS: tuple[type[Document], ...] = (Profile, Network, Plan, RunRecord)
 """Every kind of document; each has a JSON Schema in ``plans/schemas``."""
 
 __all__ = [
-    "COLLECTIVES_OF",
     "DOCUMENTS",
     "DTYPE_NBYTES",
+    "METHODS",
+    "SPECS",
     "Bf16",
     "Bucket",
     "BucketTraffic",
@@ -98,6 +102,7 @@ __all__ = [
     "RunRecord",
     "Sample",
     "Segment",
+    "Spec",
     "Spread",
     "Strom",
     "TensorTiming",
@@ -110,6 +115,7 @@ __all__ = [
     "fingerprint",
     "load_document",
     "load_plan",
+    "method",
     "selected",
     "write_atomically",
 ]

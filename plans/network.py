@@ -12,21 +12,6 @@ from comm_plan.plans.document import Document, Nbytes, Seconds, Value
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-COLLECTIVES = (
-    "allreduce",
-    "allgather",
-    "reduce_scatter",
-    "broadcast",
-    "point_to_point",
-    "gtopk",
-)
-"""Names that a network document may hold.
-
-``nbytes`` is the full buffer on a rank: all-reduce, broadcast and point to point: the
-message; all-gather: the gathered total; reduce-scatter: the input; gTop-k: the k values
-and k indices that one rank contributes.
-"""
-
 
 class Sample(Value):
     """Raw timings of one collective at one size, over ``iterations`` repetitions."""
@@ -86,7 +71,14 @@ class CollectiveCost(Value):
 
 
 class Network(Document):
-    """Costs of the collectives that were measured on a cluster of ``world_size``."""
+    """Costs of the collectives that were measured on a cluster of ``world_size``.
+
+    ``collectives`` is by name; which names mean something here is known to
+    ``comm_plan.collectives.registry``. ``nbytes`` is the full buffer on a rank:
+    all-reduce, broadcast and point to point: the message; all-gather: the gathered
+    total; reduce-scatter: the input; gTop-k: the k values and k indices that one rank
+    contributes.
+    """
 
     SCHEMA: ClassVar[str] = "comm-plan/network"
 
@@ -95,11 +87,3 @@ class Network(Document):
     hosts: tuple[str, ...] = ()
     collectives: dict[str, CollectiveCost]
     environment: dict[str, str] = {}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for name in self.collectives:
-            if name not in COLLECTIVES:
-                known = ", ".join(COLLECTIVES)
-                raise ValueError(f"collective {name!r} is none of {known}")
-        return self

@@ -7,16 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from comm_plan.plans.compression import (
-    COLLECTIVES_OF,
-    CompressorSpec,
-    Dense,
-    TernGrad,
-    TopK,
-)
+from comm_plan.plans.compression import CompressorSpec, Dense
 from comm_plan.plans.document import Document, Seconds, Value
-
-MAX_INT8_RANKS = 127
 
 
 class Bucket(Value):
@@ -28,21 +20,13 @@ class Bucket(Value):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        allowed = COLLECTIVES_OF[self.compressor.kind]
+        allowed = self.compressor.collectives()
         if self.collective not in allowed:
             raise ValueError(
                 f"compressor {self.compressor.kind} cannot use collective "
                 f"{self.collective!r}: use {' or '.join(allowed)}"
             )
-        if isinstance(self.compressor, TopK) and isinstance(
-            self.compressor.density, tuple
-        ):
-            given = len(self.compressor.density)
-            if given != len(self.tensors):
-                raise ValueError(
-                    f"{given} densities for {len(self.tensors)} tensors: give one for "
-                    "each, in order"
-                )
+        self.compressor.densities(len(self.tensors))  # refuses another number
         return self
 
 
@@ -95,21 +79,17 @@ class Plan(Document):
                 if name in seen:
                     raise ValueError(f"tensor {name} is in the plan twice")
                 seen.add(name)
-            if (
-                isinstance(bucket.compressor, TernGrad)
-                and bucket.collective == "allreduce"
-                and self.world_size > MAX_INT8_RANKS
-            ):
-                raise ValueError(
-                    f"terngrad by allreduce counts in int8, at most {MAX_INT8_RANKS} "
-                    f"ranks; this plan has {self.world_size}: use allgather"
-                )
+            problem = bucket.compressor.too_many_ranks(
+                bucket.collective, self.world_size
+            )
+            if problem is not None:
+                raise ValueError(problem)
         return self
 
     @property
     def is_dense(self) -> bool:
         """Whether no bucket is compressed."""
-        return all(bucket.compressor.kind == "dense" for bucket in self.buckets)
+        return all(bucket.compressor.lossless for bucket in self.buckets)
 
 
 def load_plan(path: str) -> Plan:

@@ -17,30 +17,16 @@ that it stays the wanted one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from statistics import NormalDist, median
-from typing import Any
+from collections.abc import Sequence
+from statistics import median
 
 import torch
 
-from comm_plan.compressors import COMPRESSORS, build
+from comm_plan.compressors import build
 from comm_plan.compressors.base import Compressor, Context, Slot
-from comm_plan.compressors.dense import DenseCompressor
 from comm_plan.errors import InputError
-from comm_plan.plans import (
-    COLLECTIVES_OF,
-    Bf16,
-    CompressionCost,
-    CompressorSpec,
-    Dense,
-    Fp16,
-    Hybrid,
-    Qsgd,
-    Strom,
-    TernGrad,
-    TopK,
-    Vgc,
-)
+from comm_plan.plans import CompressionCost
+from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.timings import Progress
 
@@ -56,31 +42,10 @@ _REPETITIONS = 5
 _WARMUP = 2
 
 
-def _tau(density: float) -> float:
-    """Return the threshold that this share of standard normal numbers exceeds."""
-    return NormalDist().inv_cdf(1 - density / 2)
-
-
-_DENSITY_FREE: dict[str, CompressorSpec] = {
-    "dense": Dense(),
-    "fp16": Fp16(),
-    "bf16": Bf16(),
-    "terngrad": TernGrad(),
-    "qsgd": Qsgd(),
-}
-
-_AT_DENSITY: dict[str, Callable[[float], CompressorSpec]] = {
-    "topk": lambda density: TopK(density=density),
-    "vgc": lambda density: Vgc(expected_density=density),
-    "strom": lambda density: Strom(expected_density=density, tau=_tau(density)),
-    "hybrid": lambda density: Hybrid(expected_density=density, tau=_tau(density)),
-}
-
-
 def compression_costs(
     largest_numel: int,
     *,
-    kinds: Sequence[str] = tuple(COMPRESSORS),
+    kinds: Sequence[str] = tuple(KINDS),
     densities: Sequence[float] = DENSITIES,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -123,11 +88,7 @@ def sizes(largest_numel: int) -> list[int]:
 
 
 def _densities_of(kind: str, densities: Sequence[float]) -> Sequence[float]:
-    if kind not in COMPRESSORS:
-        raise InputError(
-            f"compressor {kind!r} is unknown: known are {', '.join(COMPRESSORS)}"
-        )
-    if kind in _DENSITY_FREE:
+    if not spec_class(kind).sparse:
         return (1.0,)
     for density in densities:
         if not 0 < density <= 1:
@@ -138,15 +99,14 @@ def _densities_of(kind: str, densities: Sequence[float]) -> Sequence[float]:
 def _measured(
     kind: str, density: float, numel: int, device: torch.device
 ) -> CompressionCost:
-    spec = _AT_DENSITY[kind](density) if kind in _AT_DENSITY else _DENSITY_FREE[kind]
+    spec = spec_class(kind).at_density(density)
     context = Context(world_size=1, rank=0, device=device)
     tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
     slots = [Slot(f"tensor{i}", numel) for i in range(tensors)]
-    compressor = build(spec, COLLECTIVES_OF[kind][0], slots, context)
+    compressor = build(spec, spec.default_collective(), slots, context)
     gradient = torch.randn(numel, device=device)
-    second_moment = None
-    if compressor.needs_second_moments:
-        second_moment = _second_moment(spec, gradient, density)
+    moment = spec.second_moment_at(density)
+    second_moment = None if moment is None else torch.full_like(gradient, moment)
     laps: list[tuple[float, float, float]] = []
     means = torch.empty(tensors, numel, device=device)
     for step in range(_WARMUP + _REPETITIONS):
@@ -163,7 +123,8 @@ def _measured(
         encoded_s = _now(device)
         compressor.decode([message])
         for index in range(tensors):
-            compressor.write(index, _target(compressor, index, means))
+            place = compressor.view(index)
+            compressor.write(index, means[index] if place is None else place)
         laps.append((added_s - begin_s, encoded_s - added_s, _now(device) - encoded_s))
     compress_s, encode_s, decompress_s = (
         median(lap) / tensors for lap in zip(*laps[_WARMUP:], strict=True)
@@ -175,18 +136,6 @@ def _measured(
         encode_s=encode_s,
         decompress_s=decompress_s,
     )
-
-
-def _target(compressor: Compressor, index: int, means: torch.Tensor) -> torch.Tensor:
-    """Return where the mean goes: dense gradients stay in the bucket."""
-    if isinstance(compressor, DenseCompressor):
-        return compressor.view(index)
-    return means[index]
-
-
-def _second_moment(spec: Any, gradient: torch.Tensor, density: float) -> torch.Tensor:
-    """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
-    return torch.full_like(gradient, _tau(density) ** 2 / spec.alpha)
 
 
 def _empty(compressor: Compressor) -> None:

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from comm_plan.benchmarks import accuracy
-from comm_plan.planner.prices import METHODS
+from comm_plan.plans.compression import METHODS
 
 
 @pytest.mark.parametrize("workload", accuracy.STEPS)

@@ -8,7 +8,7 @@ import torch
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.aggregations_on_hosts import total_nbytes
 from comm_plan.collectives import gtopk
-from comm_plan.collectives.costs import CLOSED_FORMS
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.plans import (
     Bucket,
     Dense,
@@ -98,9 +98,9 @@ def test_message_bytes_are_those_that_an_engine_hands_over(spec, collective):
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7, 16])
 def test_hosts_send_what_the_closed_forms_say_each_rank_sends(world_size):
     message = 1000
-    ring = CLOSED_FORMS["allreduce"](world_size).volume * message
+    ring = COLLECTIVES["allreduce"].terms(world_size).volume * message
     assert total_nbytes("dense", message, world_size) == round(world_size * ring)
-    gather = CLOSED_FORMS["allgather"](world_size).volume * message * world_size
+    gather = COLLECTIVES["allgather"].terms(world_size).volume * message * world_size
     assert total_nbytes("topk", message, world_size) == round(world_size * gather)
     up = sum(len(pairs) for pairs in gtopk.rounds(world_size))
     down = world_size - 1

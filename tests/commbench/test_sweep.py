@@ -11,23 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from comm_plan.commbench.operations import OPERATIONS
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.commbench.sweep import ITERATIONS, SYNC, geometric_sizes, measure
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
-from comm_plan.plans.network import COLLECTIVES
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
 from comm_plan.transports.local import LocalTransport
 
 SIZES = (4, 100, 4096)
 
 
-def sweep(transport, collectives=tuple(OPERATIONS), **options):
+def sweep(transport, collectives=tuple(COLLECTIVES), **options):
     return measure(transport, collectives, SIZES, budget_s=0.0, **options)
-
-
-def test_every_collective_of_a_network_document_can_be_measured():
-    assert set(OPERATIONS) == set(COLLECTIVES)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])
@@ -36,7 +31,7 @@ def test_all_ranks_get_the_same_fitted_network(world_size):
     assert all(network == networks[0] for network in networks)
     network = networks[0]
     assert (network.world_size, network.backend) == (world_size, "thread")
-    assert set(network.collectives) == set(OPERATIONS)
+    assert set(network.collectives) == set(COLLECTIVES)
     for cost in network.collectives.values():
         assert cost.sync == SYNC
         assert cost.fit is not None
@@ -64,7 +59,7 @@ def test_sizes_are_rounded_up_to_whole_elements_of_every_rank():
 
 def test_gtopk_is_measured_as_far_as_compressed_messages_go():
     def run(transport):
-        sizes = (OPERATIONS["gtopk"].largest_nbytes, 2**30)
+        sizes = (COLLECTIVES["gtopk"].operation.largest_nbytes, 2**30)
         return measure(transport, ("gtopk",), sizes, budget_s=0.0)
 
     network = run_ranks(2, run)[0]
@@ -131,7 +126,7 @@ class Faulty(ThreadTransport):
         return tensor
 
 
-@pytest.mark.parametrize("collective", OPERATIONS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_wrong_result_stops_every_rank_and_is_named(collective):
     messages = []
 
@@ -160,7 +155,7 @@ def test_an_unknown_collective_is_named():
 
 def test_no_collective_leaves_its_numbers_growing():
     def repeat(transport):
-        operation = OPERATIONS["allreduce"](transport, 64)
+        operation = COLLECTIVES["allreduce"].operation(transport, 64)
         assert operation.is_right()
         for _ in range(200):
             operation.run()
@@ -194,10 +189,11 @@ def launched(command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_gloo_ranks_measure_fit_and_measure_afresh():
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     output = launched([*launcher, "--nproc-per-node", "3", "-m", *CHECK])
-    assert all(name in output for name in OPERATIONS)
+    assert all(name in output for name in COLLECTIVES)
     assert "(gloo, 3 ranks)" in output
 
 
@@ -206,11 +202,12 @@ def mpirun():
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(mpirun() is None, reason="mpirun is not installed")
 def test_mpi_ranks_measure_fit_and_measure_afresh():
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     launcher = (mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2")
     output = launched([*launcher, sys.executable, "-m", *CHECK, "--backend", "mpi"])
-    assert all(name in output for name in OPERATIONS)
+    assert all(name in output for name in COLLECTIVES)
     assert "(mpi, 2 ranks)" in output

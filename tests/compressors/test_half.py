@@ -46,7 +46,7 @@ def test_the_mean_is_right_to_the_precision_of_the_wire(kind, dtype, world_size)
 @pytest.mark.parametrize("kind", SPECS)
 def test_wire_bytes_are_those_of_the_spec(kind):
     message = half(kind, 2).encode()
-    expected = SPECS[kind][0].message_nbytes(NUMELS)
+    expected = SPECS[kind][0].message_nbytes(NUMELS, "allreduce")
     assert sum(tensor.nbytes for tensor in message) == expected
 
 

@@ -39,7 +39,7 @@ def test_wire_bytes_are_those_of_the_spec(bits, numels):
         compressor.add(index, torch.randn(numel))
     message = compressor.encode()
     nbytes = sum(part.nbytes for part in message)
-    assert nbytes == compressor.spec.message_nbytes(numels)
+    assert nbytes == compressor.spec.message_nbytes(numels, "allgather")
 
 
 @given(

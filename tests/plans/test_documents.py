@@ -113,7 +113,6 @@ def test_documents_survive_a_round_trip(tmp_path, document, text):
         (Profile, changed(PROFILE, ["tensors", 0, "numel"], 5), "numel 5"),
         (Profile, changed(PROFILE, ["tensors", 0, "dtype"], "int4"), "int4"),
         (Network, changed(NETWORK, ["collectives", "x"], {"fit": None}), "neither"),
-        (Network, changed(NETWORK, ["collectives"], {"allsum": NETWORK}), "allsum"),
         (
             Network,
             changed(

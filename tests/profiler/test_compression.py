@@ -4,24 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_plan.compressors import COMPRESSORS
 from comm_plan.errors import InputError
+from comm_plan.plans.compression import KINDS
 from comm_plan.profiler import compression, compression_costs
 from comm_plan.profiler.compression import sizes
 
 
-@pytest.mark.parametrize("kind", COMPRESSORS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_compressor_is_measured_at_every_size_and_density(kind):
     costs = compression_costs(2000, kinds=[kind], densities=[0.1, 0.01])[kind]
-    has_density = kind in ("topk", "vgc", "strom", "hybrid")
-    densities = [0.1, 0.01] if has_density else [1.0]
+    densities = [0.1, 0.01] if KINDS[kind].sparse else [1.0]
     assert {(c.numel, c.density) for c in costs} == {
         (numel, density) for numel in (1024, 2000) for density in densities
     }
     assert all(c.compress_s > 0 and c.decompress_s > 0 for c in costs)
 
 
-@pytest.mark.parametrize("kind", ["topk", "vgc", "strom", "hybrid"])
+@pytest.mark.parametrize("kind", [k for k, spec in KINDS.items() if spec.sparse])
 @pytest.mark.parametrize("density", [0.1, 0.01])
 def test_sparse_methods_are_measured_at_the_density_they_claim(
     kind, density, monkeypatch

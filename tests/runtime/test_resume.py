@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from comm_plan.plans import (
-    COLLECTIVES_OF,
     Bucket,
     RunRecord,
     TernGrad,
@@ -21,6 +20,7 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.runtime.trainer import Options, train
+from comm_plan.plans.compression import KINDS
 from comm_plan.tests.runtime.mortal import CHECKPOINT_EVERY, EPOCH_STEPS, RANKS
 from comm_plan.tests.runtime.trainings import METHODS, net, plan_for, workload
 from comm_plan.tests.support.harness import mpirun, run_ranks
@@ -46,9 +46,10 @@ def outcomes():
 
 def test_every_method_is_covered():
     covered = {(spec.kind, collective) for spec, collective in METHODS.values()}
-    assert covered == {(k, c) for k, names in COLLECTIVES_OF.items() for c in names}
+    assert covered == {(k, c) for k, s in KINDS.items() for c in s.collectives()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [*METHODS, "random data", "adam"])
 def test_resuming_gives_bitwise_the_uninterrupted_parameters(scenario):
     """Killed within an epoch: with dropout, momentum and a density warm-up."""
@@ -116,6 +117,7 @@ ENGINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "environment"), ENGINES)
 def test_a_run_killed_for_real_resumes_through_the_command(whole, backend, environment):
     """Two ranks sum two numbers, so both engines give the same bits."""
@@ -143,6 +145,7 @@ def one_line(run):
     return line
 
 
+@pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused_in_one_line(tmp_path):
     plan = write_plan(tmp_path)
     plan.model_copy(update={"world_size": 1}).save(tmp_path / "plan.json")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from comm_plan.collectives.aggregate import AGGREGATIONS
 from comm_plan.collectives.message import Message, message_nbytes
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Slot
 from comm_plan.transports.base import Transport
@@ -58,7 +58,7 @@ def aggregate(
 ) -> tuple[Recorder, int]:
     """Aggregate this rank's of ``codecs``; return it and the bytes it contributed."""
     codec = codecs[transport.rank]
-    nbytes = AGGREGATIONS[collective](transport, codec)
+    nbytes = COLLECTIVES[collective].aggregate(transport, codec)
     return codec, nbytes
 
 
@@ -97,7 +97,7 @@ def train(transport: Transport, training: Training) -> list[Step]:
         before = _residual(compressor)
         _add(compressor, gradients, generator)
         sent = _remember_messages(compressor)
-        contributed = AGGREGATIONS[training.collective](transport, compressor)
+        contributed = COLLECTIVES[training.collective].aggregate(transport, compressor)
         applied = written(compressor)
         if undone:
             compressor.undo()
@@ -137,7 +137,7 @@ def mean_of_repetitions(
         parts = torch.split(gradients[transport.rank], list(training.numels))
         for index, part in enumerate(parts):
             compressor.add(index, part)
-        AGGREGATIONS[training.collective](transport, compressor)
+        COLLECTIVES[training.collective].aggregate(transport, compressor)
         total += written(compressor)
     return total / times
 

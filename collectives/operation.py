@@ -2,22 +2,29 @@
 
 An operation is one collective at one size on one transport. It brings its own buffers,
 ``run`` does it once and may be repeated, ``is_right`` does it once on numbers whose
-outcome is known.
+outcome is known: small integers that differ from rank to rank and from element to
+element, so that float32 sums are exact and a swapped, lost or doubled part shows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-
-import torch
+from typing import TYPE_CHECKING
 
 from comm_plan.transports.base import Transport
+
+if TYPE_CHECKING:
+    import torch
+
+FLOAT32_NBYTES = 4
 
 _PERIOD = 251  # a prime, so that the parts of no world size look alike
 
 
 def pattern(numel: int, device: torch.device) -> torch.Tensor:
     """Return [numel] float32: 0, 1, ... 250, 0, 1, ..."""
+    import torch
+
     period = torch.arange(_PERIOD, dtype=torch.float32, device=device)
     return period.repeat(numel // _PERIOD + 1)[:numel].clone()
 
@@ -27,8 +34,8 @@ class Operation(ABC):
 
     Args:
         transport: where it runs; all ranks make the same operations in the same order.
-        nbytes: its size as :mod:`comm_plan.plans.network` counts it, a multiple of
-            :meth:`granularity`.
+        nbytes: its size as :mod:`comm_plan.collectives.collective` counts it, a
+            multiple of :meth:`granularity`.
     """
 
     time_share = 1.0
@@ -45,7 +52,7 @@ class Operation(ABC):
     @staticmethod
     def granularity(world_size: int) -> int:
         """Return what ``nbytes`` must be a multiple of."""
-        return torch.float32.itemsize
+        return FLOAT32_NBYTES
 
     @abstractmethod
     def prepare(self, nbytes: int) -> None:
@@ -61,7 +68,7 @@ class Operation(ABC):
 
     def pattern(self, nbytes: int) -> torch.Tensor:
         """Return the numbers that all ranks start from, rank 0's."""
-        numel = nbytes // torch.float32.itemsize
+        numel = nbytes // FLOAT32_NBYTES
         return pattern(numel, self.transport.device)
 
     def is_timed(self) -> bool:

@@ -1,0 +1,42 @@
+"""All collectives: one line each; everything about one is in its own file.
+
+Importing this needs no torch: planning knows what collectives cost without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from comm_plan.collectives.allgather import ALLGATHER
+from comm_plan.collectives.allreduce import ALLREDUCE
+from comm_plan.collectives.broadcast import BROADCAST
+from comm_plan.collectives.collective import Collective
+from comm_plan.collectives.gtopk import GTOPK
+from comm_plan.collectives.point_to_point import POINT_TO_POINT
+from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
+from comm_plan.errors import InputError
+
+COLLECTIVES: dict[str, Collective] = {
+    "allreduce": ALLREDUCE,
+    "allgather": ALLGATHER,
+    "reduce_scatter": REDUCE_SCATTER,
+    "broadcast": BROADCAST,
+    "point_to_point": POINT_TO_POINT,
+    "gtopk": GTOPK,
+}
+"""The collectives that a network document may hold and ``benchmark-network`` measures.
+
+Those that aggregate may carry the buckets of a plan.
+"""
+
+
+def check_known(names: Iterable[str]) -> None:
+    """Check that every one of ``names`` is a collective.
+
+    Raises:
+        InputError: one is not; it says which there are.
+    """
+    for name in names:
+        if name not in COLLECTIVES:
+            known = ", ".join(COLLECTIVES)
+            raise InputError(f"collective {name!r} is none of {known}")

@@ -1,0 +1,62 @@
+"""How a bucket is compressed: one spec per method, with all that is known of it.
+
+A spec is the ``compressor`` of a bucket in a plan. :mod:`~.spec` says which facts it
+must state; a new compressor is its spec here, a line in :data:`SPECS` and one file in
+``comm_plan.compressors``.
+"""
+
+from comm_plan.plans.compression.dense import Dense
+from comm_plan.plans.compression.half import Bf16, Fp16, Half
+from comm_plan.plans.compression.qsgd import QSGD_GROUPS, Qsgd
+from comm_plan.plans.compression.registry import (
+    BY_DEFAULT,
+    KINDS,
+    METHODS,
+    SPECS,
+    CompressorSpec,
+    method,
+    spec_class,
+)
+from comm_plan.plans.compression.spec import (
+    FLOAT32_NBYTES,
+    INDEX_NBYTES,
+    RESIDUAL,
+    VARIANCE,
+    VELOCITY,
+    EveryElement,
+    Spec,
+    selected,
+)
+from comm_plan.plans.compression.terngrad import TernGrad
+from comm_plan.plans.compression.topk import TopK
+from comm_plan.plans.compression.words import Hybrid, Strom, Vgc, Words
+
+__all__ = [
+    "BY_DEFAULT",
+    "FLOAT32_NBYTES",
+    "INDEX_NBYTES",
+    "KINDS",
+    "METHODS",
+    "QSGD_GROUPS",
+    "RESIDUAL",
+    "SPECS",
+    "VARIANCE",
+    "VELOCITY",
+    "Bf16",
+    "CompressorSpec",
+    "Dense",
+    "EveryElement",
+    "Fp16",
+    "Half",
+    "Hybrid",
+    "Qsgd",
+    "Spec",
+    "Strom",
+    "TernGrad",
+    "TopK",
+    "Vgc",
+    "Words",
+    "method",
+    "selected",
+    "spec_class",
+]

@@ -1,0 +1,94 @@
+"""All compressors: one line each, and everything else follows from the specs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
+
+from pydantic import Field, ValidationError
+
+from comm_plan.errors import InputError
+from comm_plan.plans.compression.dense import Dense
+from comm_plan.plans.compression.half import Bf16, Fp16
+from comm_plan.plans.compression.qsgd import Qsgd
+from comm_plan.plans.compression.spec import Spec
+from comm_plan.plans.compression.terngrad import TernGrad
+from comm_plan.plans.compression.topk import TopK
+from comm_plan.plans.compression.words import Hybrid, Strom, Vgc
+
+SPECS: tuple[type[Spec], ...] = (
+    Dense,
+    Fp16,
+    Bf16,
+    Qsgd,
+    TernGrad,
+    TopK,
+    Vgc,
+    Strom,
+    Hybrid,
+)
+"""Every compressor there is."""
+
+if TYPE_CHECKING:
+    CompressorSpec: TypeAlias = Spec
+else:
+    CompressorSpec = Annotated[Union[SPECS], Field(discriminator="kind")]  # noqa: UP007
+
+KINDS: dict[str, type[Spec]] = {
+    spec.model_fields["kind"].default: spec for spec in SPECS
+}
+"""The spec of each ``kind`` that a plan may name."""
+
+METHODS: dict[str, tuple[Spec, str]] = {
+    name: (spec.example(), collective)
+    for spec in SPECS
+    for name, collective in spec.methods.items()
+}
+"""What a user may ask for by name: compressor and collective together."""
+
+BY_DEFAULT = tuple(name for spec in SPECS for name in spec.by_default)
+"""The methods that ``auto`` may use unless told otherwise."""
+
+
+def spec_class(kind: str) -> type[Spec]:
+    """Return the spec of the compressor ``kind``.
+
+    Raises:
+        InputError: there is none.
+    """
+    if kind not in KINDS:
+        raise InputError(
+            f"compressor {kind!r} is unknown: known are {', '.join(KINDS)}"
+        )
+    return KINDS[kind]
+
+
+def method(name: str, **options: object) -> tuple[Spec, str]:
+    """Return the spec and collective that a user's word for a method means.
+
+    Args:
+        name: one of :data:`METHODS`.
+        options: fields of its spec that shall differ from the default, such as
+            ``density`` of top-k or ``alpha`` of VGC; numbers may be text.
+
+    Raises:
+        InputError: no such method, no such field, or a value out of range.
+    """
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise InputError(f"compressor {name!r} is unknown: use one of {known}")
+    spec, collective = METHODS[name]
+    given = {key: _read(value) for key, value in options.items()}
+    try:
+        return type(spec).model_validate(spec.model_dump() | given), collective
+    except ValidationError as error:
+        problem = error.errors()[0]
+        fields = ", ".join(key for key in type(spec).model_fields if key != "kind")
+        raise InputError(
+            f"compressor {name}: {problem['loc'][0]} {problem['input']}: "
+            f"{problem['msg'].lower()}; it has {fields or 'no options'}"
+        ) from None
+
+
+def _read(value: object) -> object:
+    """Return a whole number written as text as a number: pydantic's literals ask so."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -1,0 +1,234 @@
+"""What must be known of every compressor, in one place: the base of all specs.
+
+A spec is the ``compressor`` of a bucket in a plan, and it owns all facts about its
+method: what users call it, which collectives can carry it, its bytes on the wire, how
+much it leaves out, what the profiler measures and what ``auto`` tries. It is data,
+importable without PyTorch; the method itself is the class of ``implementation``.
+
+Nothing here has a default. A spec that lacks a fact is refused when it is imported.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from typing_extensions import Self
+
+from comm_plan.plans.document import Value
+
+FLOAT32_NBYTES = 4
+INDEX_NBYTES = 4
+LENGTH_NBYTES = 8
+
+RESIDUAL = "residual"
+"""The state that error feedback keeps: gradient that was not sent yet."""
+
+VARIANCE = "variance"
+"""The state v of VGC: decayed sum of second moments since an element was sent."""
+
+VELOCITY = "velocity"
+"""The state of momentum correction: gradients with the momentum of their past."""
+
+Density = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def selected(numel: int, density: float) -> int:
+    """Return how many of ``numel`` elements a density selects: at least one."""
+    return min(numel, max(1, round(numel * density)))
+
+
+def normal_threshold(density: float) -> float:
+    """Return the magnitude that this share of standard normal numbers exceeds."""
+    return NormalDist().inv_cdf(1 - density / 2)
+
+
+class Spec(Value):
+    """A method of compression and its options; the fields travel in a plan.
+
+    Raises:
+        TypeError: when a class with a ``kind`` is defined without all of the facts.
+    """
+
+    kind: str
+
+    methods: ClassVar[Mapping[str, str]]
+    """What users call it, and the collective that each name means; the first is the
+    default."""
+
+    implementation: ClassVar[str]
+    """``module:Class`` in ``comm_plan.compressors``."""
+
+    dtypes: ClassVar[tuple[str, ...]]
+    """Gradient dtypes that it takes."""
+
+    lossless: ClassVar[bool]
+    """Whether gradients travel as they are, in their own dtype."""
+
+    sparse: ClassVar[bool]
+    """Whether it leaves elements out, so that its cost depends on a density."""
+
+    carries_nonfinite: ClassVar[bool]
+    """Whether messages are summed as plain numbers: inf or NaN reaches every rank."""
+
+    needs_second_moments: ClassVar[bool]
+    """Whether it wants the per-sample second moments of gradients."""
+
+    variable_length: ClassVar[bool]
+    """Whether the length of a message depends on the data of the rank."""
+
+    keeps_last_layer: ClassVar[bool]
+    """Whether the last layer stays dense unless told otherwise."""
+
+    by_default: ClassVar[tuple[str, ...]]
+    """Those of ``methods`` that ``auto`` may use unless told otherwise."""
+
+    largest_world_size: ClassVar[Mapping[str, int]]
+    """By collective, where the number of ranks is limited."""
+
+    agreed_nbytes: ClassVar[int]
+    """Bytes per tensor that an all-reduce shares before the message."""
+
+    @classmethod
+    @abstractmethod
+    def example(cls) -> Self:
+        """Return what the names in ``methods`` mean without options."""
+
+    @classmethod
+    @abstractmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the spec that sends this share of standard normal gradients.
+
+        One that is not ``sparse`` returns its example.
+        """
+
+    @abstractmethod
+    def second_moment_at(self, density: float) -> float | None:
+        """Return the second moment at which it sends ``density`` of normal gradients.
+
+        None: it wants no second moments.
+        """
+
+    @property
+    @abstractmethod
+    def state(self) -> tuple[str, ...]:
+        """What it remembers of every element from step to step."""
+
+    @property
+    @abstractmethod
+    def ratio(self) -> float:
+        """How much it leaves out, as a factor; 1: nothing.
+
+        It orders compressors for the least-compression rule of the planner: numel / k
+        for sparse methods (LAGS: c), 32 bits over the bits of a level for quantisers.
+        """
+
+    @abstractmethod
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return the exact bytes that one rank contributes.
+
+        Where the length depends on the data: that at the density the spec expects.
+
+        Args:
+            numels: elements of each of the bucket's tensors, float32.
+            collective: what carries it, which may change the wire format.
+        """
+
+    @abstractmethod
+    def densities(self, tensors: int) -> tuple[float, ...]:
+        """Return the share sent of each of a bucket's ``tensors``.
+
+        Raises:
+            ValueError: the spec is for another number of tensors.
+        """
+
+    @abstractmethod
+    def restricted_to(self, start: int, stop: int) -> Self:
+        """Return the spec for the bucket's tensors ``start..stop`` (exclusive)."""
+
+    @abstractmethod
+    def variants(self, max_ratio: float) -> tuple[Self, ...]:
+        """Return what ``auto`` tries of it."""
+
+    @classmethod
+    def collectives(cls) -> tuple[str, ...]:
+        """Return the collectives that can carry it; the first is the default."""
+        return tuple(dict.fromkeys(cls.methods.values()))
+
+    @classmethod
+    def default_collective(cls) -> str:
+        """Return the collective that carries it unless told otherwise."""
+        return cls.collectives()[0]
+
+    @property
+    def length_nbytes(self) -> int:
+        """Bytes that a rank gathers before its message: the length, where it varies."""
+        return LENGTH_NBYTES if self.variable_length else 0
+
+    def too_many_ranks(self, collective: str, world_size: int) -> str | None:
+        """Return why ``collective`` cannot carry it among so many ranks, or None."""
+        limit = self.largest_world_size.get(collective)
+        if limit is None or world_size <= limit:
+            return None
+        others = [c for c in self.collectives() if c not in self.largest_world_size]
+        return (
+            f"{self.kind} by {collective} is for at most {limit} ranks, here are "
+            f"{world_size}: use {' or '.join(others) or 'another method'}"
+        )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse a concrete spec that lacks a fact."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if not isinstance(cls.model_fields["kind"].default, str):
+            return
+        facts = {name for name in Spec.__class_vars__ if not name.startswith("_")}
+        missing = {name for name in facts if not hasattr(cls, name)}
+        missing |= cls.__abstractmethods__
+        if missing:
+            raise TypeError(
+                f"compressor spec {cls.__name__} lacks {', '.join(sorted(missing))}: "
+                "every fact of plans/compression/spec.py must be stated"
+            )
+
+
+class EveryElement(Spec):
+    """A method that sends something of every element, so that none has a density."""
+
+    sparse = False
+    variable_length = False
+    needs_second_moments = False
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return the spec with its default options."""
+        return cls.model_validate({})
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the example: there is no density."""
+        return cls.example()
+
+    def second_moment_at(self, density: float) -> None:
+        """Return None: it wants no second moments."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
+    def densities(self, tensors: int) -> tuple[float, ...]:
+        """Return 1 for each tensor."""
+        return (1.0,) * tensors
+
+    def restricted_to(self, start: int, stop: int) -> Self:
+        """Return the same: it holds nothing for single tensors."""
+        return self
+
+    def variants(self, max_ratio: float) -> tuple[Self, ...]:
+        """Return this one."""
+        return (self,)

@@ -1,0 +1,101 @@
+"""Top-k's spec; the method is :mod:`comm_plan.compressors.topk`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import Self
+
+from comm_plan.plans.compression.spec import (
+    FLOAT32_NBYTES,
+    INDEX_NBYTES,
+    RESIDUAL,
+    VELOCITY,
+    Density,
+    Positive,
+    Spec,
+    selected,
+)
+
+RATIOS = (10, 32, 100, 316, 1000)
+"""What ``auto`` tries, up to the largest ratio that is allowed, which it tries too."""
+
+
+class TopK(Spec):
+    """The largest elements of each tensor by magnitude, with error feedback.
+
+    ``density`` (k / numel; lower: more compression) is one number for all tensors of
+    the bucket or one for each, in the bucket's order.
+    """
+
+    kind: Literal["topk"] = "topk"
+    density: Density | tuple[Density, ...]
+    momentum_correction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_norm: Positive | None = None
+
+    methods = {"topk": "allgather", "gtopk": "gtopk"}
+    implementation = "topk:TopKCompressor"
+    dtypes = ("float32", "float16", "bfloat16")
+    lossless = False
+    sparse = True
+    carries_nonfinite = False
+    needs_second_moments = False
+    variable_length = False
+    keeps_last_layer = False
+    by_default = ("topk", "gtopk")
+    largest_world_size = {}
+    agreed_nbytes = 0
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a density of 1 %."""
+        return cls(density=0.01)
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return this density."""
+        return cls(density=density)
+
+    def second_moment_at(self, density: float) -> None:
+        """Return None: it wants no second moments."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The residual, and a velocity for momentum correction."""
+        return (RESIDUAL, VELOCITY) if self.momentum_correction else (RESIDUAL,)
+
+    @property
+    def ratio(self) -> float:
+        """1 over the smallest density."""
+        given = self.density
+        return 1 / (min(given) if isinstance(given, tuple) else given)
+
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return k float32 values and k int32 indices for every tensor."""
+        densities = self.densities(len(numels))
+        k = sum(selected(n, d) for n, d in zip(numels, densities, strict=True))
+        return (FLOAT32_NBYTES + INDEX_NBYTES) * k
+
+    def densities(self, tensors: int) -> tuple[float, ...]:
+        """Return one density for each of the bucket's ``tensors``."""
+        if not isinstance(self.density, tuple):
+            return (self.density,) * tensors
+        if len(self.density) != tensors:
+            raise ValueError(
+                f"{len(self.density)} densities for {tensors} tensors: give one for "
+                "each, in order"
+            )
+        return self.density
+
+    def restricted_to(self, start: int, stop: int) -> Self:
+        """Return the spec with the densities of tensors ``start..stop``."""
+        if not isinstance(self.density, tuple):
+            return self
+        return self.model_copy(update={"density": self.density[start:stop]})
+
+    def variants(self, max_ratio: float) -> tuple[Self, ...]:
+        """Return a grid of densities, down to the largest ratio allowed."""
+        ratios = sorted({min(ratio, max_ratio) for ratio in (*RATIOS, max_ratio)})
+        return tuple(self.model_copy(update={"density": 1 / ratio}) for ratio in ratios)

@@ -1,0 +1,160 @@
+"""VGC, Strom and hybrid: the data decides how many 32-bit words are sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import Self
+
+from comm_plan.plans.compression.spec import (
+    RESIDUAL,
+    VARIANCE,
+    Density,
+    Positive,
+    Spec,
+    normal_threshold,
+    selected,
+)
+
+WORD_NBYTES = 4
+DEFAULT_TAU = 0.01
+
+Zeta = Annotated[float, Field(gt=0, le=1)]
+
+
+class Words(Spec):
+    """A method whose message is as many words as elements were significant."""
+
+    expected_density: Density = 0.01
+
+    dtypes = ("float32",)
+    lossless = False
+    sparse = True
+    carries_nonfinite = False
+    variable_length = True
+    keeps_last_layer = False
+    by_default = ()  # the data decides the density
+    largest_world_size = {}
+    agreed_nbytes = 0
+
+    @property
+    def ratio(self) -> float:
+        """1 over the density that is expected."""
+        return 1 / self.expected_density
+
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return one 32-bit word per element expected to be sent."""
+        words = sum(selected(numel, self.expected_density) for numel in numels)
+        return WORD_NBYTES * words
+
+    def densities(self, tensors: int) -> tuple[float, ...]:
+        """Return the expected density for each tensor."""
+        return (self.expected_density,) * tensors
+
+    def restricted_to(self, start: int, stop: int) -> Self:
+        """Return the same: it holds nothing for single tensors."""
+        return self
+
+    def variants(self, max_ratio: float) -> tuple[Self, ...]:
+        """Return this one: the data decides."""
+        return (self,)
+
+
+class Vgc(Words):
+    """Variance-based: send an element once its mean outweighs its variance."""
+
+    kind: Literal["vgc"] = "vgc"
+    alpha: Positive = 1.5  # higher: more compression
+    zeta: Zeta = 0.999
+
+    methods = {"vgc": "allgather"}
+    implementation = "vgc:VgcCompressor"
+    needs_second_moments = True
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return the paper's alpha and zeta."""
+        return cls()
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the expectation; :meth:`second_moment_at` makes it come true."""
+        return cls(expected_density=density)
+
+    def second_moment_at(self, density: float) -> float:
+        """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
+        return normal_threshold(density) ** 2 / self.alpha
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Residual and variance."""
+        return RESIDUAL, VARIANCE
+
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return the words and one exponent byte a tensor, padded to a word."""
+        exponents = WORD_NBYTES * math.ceil(len(numels) / WORD_NBYTES)
+        return exponents + super().message_nbytes(numels, collective)
+
+
+class Strom(Words):
+    """Send sign * tau where the residual exceeds tau."""
+
+    kind: Literal["strom"] = "strom"
+    tau: Positive  # higher: more compression
+
+    methods = {"strom": "allgather"}
+    implementation = "strom:StromCompressor"
+    needs_second_moments = False
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a threshold of a hundredth."""
+        return cls(tau=DEFAULT_TAU)
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the threshold that this share of normal gradients exceeds."""
+        return cls(expected_density=density, tau=normal_threshold(density))
+
+    def second_moment_at(self, density: float) -> None:
+        """Return None: it wants no second moments."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The residual."""
+        return (RESIDUAL,)
+
+
+class Hybrid(Words):
+    """Variance-based and Strom together: both conditions must hold."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    tau: Positive
+    alpha: Positive = 1.5
+    zeta: Zeta = 0.999
+
+    methods = {"hybrid": "allgather"}
+    implementation = "hybrid:HybridCompressor"
+    needs_second_moments = True
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return Strom's threshold and VGC's alpha and zeta."""
+        return cls(tau=DEFAULT_TAU)
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the threshold that this share of normal gradients exceeds."""
+        return cls(expected_density=density, tau=normal_threshold(density))
+
+    def second_moment_at(self, density: float) -> float:
+        """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
+        return normal_threshold(density) ** 2 / self.alpha
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Residual and variance."""
+        return RESIDUAL, VARIANCE

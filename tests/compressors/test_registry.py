@@ -1,0 +1,81 @@
+"""What every compressor does is what its spec says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comm_plan.collectives.message import message_nbytes
+from comm_plan.compressors import build, compressor_class
+from comm_plan.compressors.base import Context, Slot
+from comm_plan.errors import InputError
+from comm_plan.plans.compression import KINDS, METHODS
+
+NUMELS = (40_000, 17, 3000)
+DENSITY = 0.1
+
+
+def filled(name):
+    """Return the compressor of a bucket of normal gradients."""
+    named, collective = METHODS[name]
+    spec = named.at_density(DENSITY)
+    context = Context(world_size=2, rank=0, device=torch.device("cpu"))
+    slots = [Slot(f"t{i}", numel) for i, numel in enumerate(NUMELS)]
+    compressor = build(spec, collective, slots, context)
+    generator = torch.Generator().manual_seed(0)
+    moment = spec.second_moment_at(DENSITY)
+    for index, numel in enumerate(NUMELS):
+        gradient = torch.randn(numel, generator=generator)
+        second = None if moment is None else torch.full_like(gradient, moment)
+        compressor.add(index, gradient, second)
+    compressor.agree(lambda _: None)
+    return compressor
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_message_is_as_long_as_the_spec_says(name):
+    compressor = filled(name)
+    sent = message_nbytes(compressor.encode())
+    planned = compressor.spec.message_nbytes(NUMELS, compressor.collective)
+    if compressor.variable_length:
+        assert sent == pytest.approx(planned, rel=0.1)
+    else:
+        assert sent == planned
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_state_is_what_the_spec_says(name):
+    compressor = filled(name)
+    assert tuple(compressor.state) == compressor.spec.state
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_ranks_agree_on_is_as_long_as_the_spec_says(name):
+    compressor = filled(name)
+    shared = []
+    compressor.agree(shared.append)
+    agreed = compressor.spec.agreed_nbytes * len(NUMELS)
+    assert sum(tensor.nbytes for tensor in shared) == agreed
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_lossless_gradients_live_in_the_bucket(name):
+    compressor = filled(name)
+    assert (compressor.view(0) is not None) == compressor.spec.lossless
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_facts_of_a_compressor_are_those_of_its_spec(kind):
+    spec = KINDS[kind].example()
+    context = Context(world_size=1, rank=0, device=torch.device("cpu"))
+    compressor = build(spec, spec.default_collective(), [Slot("a", 4)], context)
+    assert type(compressor) is compressor_class(kind)
+    assert compressor.dtypes == spec.dtypes
+    assert compressor.carries_nonfinite == spec.carries_nonfinite
+    assert compressor.needs_second_moments == spec.needs_second_moments
+    assert compressor.variable_length == spec.variable_length
+
+
+def test_an_unknown_compressor_is_refused_with_those_known():
+    with pytest.raises(InputError, match="'zip' is unknown: known are dense"):
+        compressor_class("zip")
