@@ -69,8 +69,11 @@ def _report(fitted: Network, fresh: Network) -> None:
     )
     errors = []
     for name, cost in fresh.collectives.items():
+        fit = fitted.collectives[name].fit
+        if fit is None:
+            raise SystemExit(f"{name} has no fit: give a network that was measured")
         for sample in cost.samples:
-            fit_s = fitted.collectives[name].fit.seconds(sample.nbytes)
+            fit_s = fit.seconds(sample.nbytes)
             errors.append(abs(fit_s / sample.median_s - 1))
             print(
                 f"{name:<16}{sample.nbytes:>12}{fit_s:>14.6f}{sample.median_s:>14.6f}"

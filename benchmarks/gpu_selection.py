@@ -120,7 +120,7 @@ def seconds(step: Step, data: Data, repetitions: int) -> float:
         end.record()
         end.synchronize()
         if repetition >= WARM_UP:
-            times.append(begin.elapsed_time(end) / 1e3)
+            times.append(float(begin.elapsed_time(end)) / 1e3)
     return median(times)
 
 

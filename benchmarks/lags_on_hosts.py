@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
@@ -38,14 +39,17 @@ from comm_plan.plans import CompressionCost, Network, Plan, Profile
 MAX_RATIO = 1000
 COLLECTIVES = "allreduce,allgather,gtopk"
 
-CHOSEN = {
+Variants = Mapping[str, tuple[str | int, ...]]
+"""What ``comm-plan solve`` is told for each variant."""
+
+CHOSEN: Variants = {
     "optimal": ("--solver", "optimal"),
     "lags": ("--solver", "lags", "--max-ratio", MAX_RATIO),
     "slgs": ("--solver", "slgs", "--max-ratio", MAX_RATIO),
     "auto": ("--solver", "auto", "--max-ratio", MAX_RATIO),
 }
 _AT_RATIO = ("--set", f"density={1 / MAX_RATIO}")
-FORCED = {
+FORCED: Variants = {
     "topk": ("--compressor", "topk", *_AT_RATIO),
     "gtopk": ("--compressor", "gtopk", *_AT_RATIO),
     "terngrad": ("--compressor", "terngrad"),
@@ -107,7 +111,7 @@ def section(
 
 
 def _is_dense(path: Path) -> bool:
-    return all(bucket.compressor.kind == "dense" for bucket in Plan.load(path).buckets)
+    return Plan.load(path).is_dense
 
 
 def choices(plans: Mapping[str, Path]) -> str:
@@ -190,11 +194,13 @@ def main() -> None:
     require_hosts()
     tables.RESULTS.mkdir(exist_ok=True)
     where = _where(arguments)
-    launches = {"Chosen by the planner": (CHOSEN, ["--ddp", "--ddp-fp16", "--alone"])}
+    launches: dict[str, tuple[Variants, list[str]]] = {
+        "Chosen by the planner": (CHOSEN, ["--ddp", "--ddp-fp16", "--alone"])
+    }
     if arguments.forced:
         launches["One compressor for all buckets"] = FORCED, ["--ddp"]
     paragraphs = [f"# Compressed plans, ResNet-50, {where}"]
-    figures: dict[str, dict] = {}
+    figures: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory() as temporary,
         EmulatedHosts(arguments.hosts, arguments.rate) as hosts,

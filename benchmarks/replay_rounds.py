@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from comm_plan.plans import Plan
 from comm_plan.runtime import Engine
 from comm_plan.transports.distributed import TorchTransport
+from comm_plan.workloads import Workload
 from comm_plan.workloads.replay import replay
 
 Step = Callable[[], None]
@@ -53,7 +54,9 @@ def alone_step(profile: str) -> Step:
     return _step(workload, workload.model, optimizer)
 
 
-def _step(workload, model, optimizer) -> Step:
+def _step(
+    workload: Workload, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Step:
     batch = next(iter(workload.batches(0, 1, 0, 0)))
 
     def step() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -116,12 +117,9 @@ def main() -> None:
         for size in sizes:
             profile = random_profile(size)
             problem = make_problem(profile, network)
-            times = [
-                fastest_s(lambda name=name, given=problem: SOLVERS[name](given))
-                for name in BASELINES
-            ]
+            times = [fastest_s(partial(SOLVERS[name], problem)) for name in BASELINES]
             start = time.perf_counter()
-            solve(profile, network)
+            solve(problem)
             times.append(time.perf_counter() - start)
             cells = "".join(f"{seconds:12.4f}" for seconds in times)
             print(f"{cost:10}{size:9d}" + cells)

@@ -34,6 +34,8 @@ def notes(
     """Return what a reader must know of the table."""
     fit = network.collectives["allreduce"].fit
     largest = network.collectives["allreduce"].samples[-1]
+    assert fit is not None  # it was measured
+    assert plan.predicted is not None  # a solver made it
     return [
         f"- Model: {profile.model.name}, {units.nbytes(profile.nbytes)} of gradients "
         f"in {len(profile.tensors)} tensors; forward "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOT_SHIPPED = {"tests", "benchmarks", "docs", "build"}
+NOT_SHIPPED = {"tests", "benchmarks", "docs", "examples", "build", "site"}
 
 
 def packages_in_folders():
@@ -52,3 +52,10 @@ def test_every_folder_with_modules_has_an_init():
 def test_planning_needs_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_pre_commit_runs_the_linters_of_make_lint():
+    linters = re.search(r"^LINTERS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    run = re.findall(r"entry: make --silent ([\w-]+)", hooks)
+    assert run == linters[1].split()
