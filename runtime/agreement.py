@@ -10,9 +10,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from comm_plan.compressors import compressor_class
 from comm_plan.errors import MismatchError
-from comm_plan.plans import Plan
+from comm_plan.plans import Plan, Spec
 from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
 from comm_plan.transports.base import Transport
 
@@ -32,15 +31,15 @@ def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
         )
     parameters = trainable(model)
     _check_names(plan, parameters)
-    found = model_fingerprint(model)
-    if plan.model.fingerprint != found:
+    fingerprint_here = model_fingerprint(model)
+    if plan.model.fingerprint != fingerprint_here:
         raise MismatchError(
             f"plan is for model {plan.model.name} ({plan.model.fingerprint[:19]}), "
             "this model has the same names but other shapes or dtypes "
-            f"({found[:19]}): profile it and solve again"
+            f"({fingerprint_here[:19]}): profile it and solve again"
         )
     for bucket in plan.buckets:
-        _check_dtypes(bucket.tensors, bucket.compressor.kind, parameters)
+        _check_dtypes(bucket.tensors, bucket.compressor, parameters)
 
 
 def check_ranks(plan: Plan, model: nn.Module, transport: Transport) -> None:
@@ -49,24 +48,25 @@ def check_ranks(plan: Plan, model: nn.Module, transport: Transport) -> None:
     Raises:
         MismatchError: on every rank, naming the first difference to rank 0.
     """
-    mine = {
+    own_parameters = {
         name: f"shape {list(p.shape)}, {dtype_name(p)}"
         for name, p in trainable(model).items()
     }
-    everyone = transport.gather_objects((plan.sha256, mine))
-    first_plan, first = everyone[0]
+    everyone = transport.gather_objects((plan.sha256, own_parameters))
+    plan_of_0, parameters_of_0 = everyone[0]
     for rank, (sha256, parameters) in enumerate(everyone):
-        if sha256 != first_plan:
+        if sha256 != plan_of_0:
             raise MismatchError(
-                f"rank {rank} has plan {sha256[:12]}, rank 0 has {first_plan[:12]}: "
+                f"rank {rank} has plan {sha256[:12]}, rank 0 has {plan_of_0[:12]}: "
                 "give every rank the same plan file"
             )
-        for name in [*first, *parameters]:
-            here, there = first.get(name, "absent"), parameters.get(name, "absent")
-            if here != there:
+        for name in [*parameters_of_0, *parameters]:
+            on_rank = parameters.get(name, "absent")
+            on_rank_0 = parameters_of_0.get(name, "absent")
+            if on_rank != on_rank_0:
                 raise MismatchError(
-                    f"parameter {name} on rank {rank}: {there}; on rank 0: {here}: "
-                    "build the same model on every rank"
+                    f"parameter {name} on rank {rank}: {on_rank}; on rank 0: "
+                    f"{on_rank_0}: build the same model on every rank"
                 )
 
 
@@ -87,16 +87,16 @@ def _check_names(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def _check_dtypes(
-    names: tuple[str, ...], kind: str, parameters: Mapping[str, nn.Parameter]
+    names: tuple[str, ...], spec: Spec, parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    accepted = compressor_class(kind).dtypes
+    accepted = spec.dtypes
     first = dtype_name(parameters[names[0]])
     for name in names:
         dtype = dtype_name(parameters[name])
         if dtype not in accepted:
             raise MismatchError(
-                f"compressor {kind} cannot take tensor {name} of dtype {dtype}: it "
-                f"takes {', '.join(accepted)}; keep the tensor dense"
+                f"compressor {spec.kind} cannot take tensor {name} of dtype {dtype}: "
+                f"it takes {', '.join(accepted)}; keep the tensor dense"
             )
         if dtype != first:
             raise MismatchError(

@@ -1,23 +1,28 @@
-"""One bucket of a plan at run time: collects gradients, exchanges, hands back means."""
+"""One bucket of a plan at run time: collects gradients, exchanges, hands back means.
+
+Gradients come and means go on the threads of the training loop; what lies between,
+:meth:`BucketExchange.exchange` and the first :meth:`BucketExchange.write`, runs on the
+communication thread. Nobody touches a bucket while it is under way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.collectives.aggregate import AGGREGATIONS
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
-from comm_plan.compressors.dense import DenseCompressor
-from comm_plan.plans import Bucket as PlannedBucket
+from comm_plan.plans import Bucket, Plan
 from comm_plan.runtime.guard import is_finite
 from comm_plan.transports.base import Transport
 
 
-class Bucket:
-    """The gradients of one bucket through one step.
+class BucketExchange:
+    """The gradients of one bucket through each step.
 
     Args:
         planned: the bucket in the plan.
@@ -26,13 +31,12 @@ class Bucket:
 
     Attributes:
         compressor: what stands between the gradients and the wire.
-        used: for each parameter whether it got a gradient in this step.
         sent_nbytes: bytes that this rank handed to the transport in the last exchange.
     """
 
     def __init__(
         self,
-        planned: PlannedBucket,
+        planned: Bucket,
         parameters: Sequence[nn.Parameter],
         context: Context,
     ) -> None:
@@ -43,14 +47,8 @@ class Bucket:
             for name, parameter in zip(planned.tensors, parameters, strict=True)
         ]
         self.compressor = build(planned.compressor, planned.collective, slots, context)
-        self.used = [False] * len(slots)
         self.sent_nbytes = 0
         self._carried: dict[int, torch.Tensor] = {}
-
-    @property
-    def complete(self) -> bool:
-        """Whether every gradient of the step is here."""
-        return all(self.used)
 
     @property
     def dense_nbytes(self) -> int:
@@ -58,8 +56,7 @@ class Bucket:
         return sum(p.numel() * p.element_size() for p in self.parameters)
 
     def begin(self, step: int, density_floor: float) -> None:
-        """Forget the last step's gradients."""
-        self.used = [False] * len(self.parameters)
+        """Tell the compressor which step it is in."""
         self.compressor.step = step
         self.compressor.density_floor = density_floor
 
@@ -67,32 +64,27 @@ class Bucket:
         self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
     ) -> None:
         """Take the flat gradient [numel] of parameter ``index``."""
-        self.used[index] = True
-        self._add(index, gradient, second_moment)
+        if index in self._carried:
+            carried = self._carried[index].to(gradient.device, gradient.dtype)
+            gradient = gradient + carried
+        self.compressor.add(index, gradient, second_moment)
 
-    def add_missing(self) -> None:
-        """Contribute zero for every parameter that got no gradient."""
-        for index, parameter in enumerate(self.parameters):
-            if not self.used[index]:
-                zero = torch.zeros_like(parameter.detach()).flatten()
-                self._add(index, zero, zero)
+    def add_zero(self, index: int) -> None:
+        """Contribute zero for parameter ``index``, which got no gradient."""
+        zero = torch.zeros_like(self.parameters[index].detach()).flatten()
+        self.add(index, zero, zero)
 
     def exchange(self, transport: Transport) -> None:
         """Combine this rank's message with everyone's (communication thread)."""
-        aggregate = AGGREGATIONS[self.planned.collective]
+        aggregate = COLLECTIVES[self.planned.collective].aggregate
         self.sent_nbytes = aggregate(transport, self.compressor)
-
-    def write_used(self) -> None:
-        """Write the means of all parameters that this rank used."""
-        for index, used in enumerate(self.used):
-            if used:
-                self.write(index)
 
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
         parameter = self.parameters[index]
-        if isinstance(self.compressor, DenseCompressor):
-            self._hand_out(parameter, self.compressor.view(index))
+        view = self.compressor.view(index)
+        if view is not None:
+            _hand_out(parameter, view)
             return
         if parameter.grad is None:
             parameter.grad = torch.empty_like(
@@ -126,11 +118,11 @@ class Bucket:
         """Return what is remembered: parameter name -> quantity -> tensor."""
         states: dict[str, dict[str, torch.Tensor]] = {}
         for index, slot in enumerate(self.compressor.slots):
-            mine = {k: v[index] for k, v in self.compressor.state.items()}
+            remembered = {k: v[index] for k, v in self.compressor.state.items()}
             if index in self._carried:
-                mine[RESIDUAL] = self._carried[index]
-            if mine:
-                states[slot.name] = mine
+                remembered[RESIDUAL] = self._carried[index]
+            if remembered:
+                states[slot.name] = remembered
         return states
 
     def load_state(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -155,19 +147,36 @@ class Bucket:
         for tensor in state.get(VARIANCE, ()):
             tensor.mul_(factor**2)
 
-    def _add(
-        self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
-    ) -> None:
-        if index in self._carried:
-            carried = self._carried[index].to(gradient.device, gradient.dtype)
-            gradient = gradient + carried
-        self.compressor.add(index, gradient, second_moment)
 
-    @staticmethod
-    def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:
-        """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
-        gradient = parameter.grad
-        if gradient is not None and not gradient.is_contiguous():
-            gradient.copy_(mean.view(parameter.shape))
-        elif gradient is None or gradient.data_ptr() != mean.data_ptr():
-            parameter.grad = mean.view(parameter.shape)
+def build_buckets(
+    plan: Plan, parameters: Mapping[str, nn.Parameter], transport: Transport, seed: int
+) -> tuple[BucketExchange, ...]:
+    """Return the buckets of ``plan``, in launch order.
+
+    Args:
+        plan: the plan.
+        parameters: those of the model, by name.
+        transport: the ranks; each draws its own random numbers.
+        seed: equal on all ranks.
+    """
+    buckets = []
+    for number, planned in enumerate(plan.buckets):
+        own_seed = np.random.SeedSequence([seed, transport.rank, number])
+        context = Context(
+            world_size=transport.world_size,
+            rank=transport.rank,
+            device=parameters[planned.tensors[0]].device,
+            seed=int(own_seed.generate_state(1)[0]),
+        )
+        members = [parameters[name] for name in planned.tensors]
+        buckets.append(BucketExchange(planned, members, context))
+    return tuple(buckets)
+
+
+def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:
+    """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
+    gradient = parameter.grad
+    if gradient is not None and not gradient.is_contiguous():
+        gradient.copy_(mean.view(parameter.shape))
+    elif gradient is None or gradient.data_ptr() != mean.data_ptr():
+        parameter.grad = mean.view(parameter.shape)

@@ -35,7 +35,7 @@ KEEP = 2  # newest checkpoints; one is not enough if the disk fills while writin
 
 
 @dataclass(frozen=True)
-class Progress:
+class Position:
     """How far a run has come: finished steps, and the place in the data."""
 
     step: int = 0
@@ -74,7 +74,7 @@ class Checkpoints:
 
     def save(
         self,
-        progress: Progress,
+        position: Position,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
@@ -83,7 +83,7 @@ class Checkpoints:
         """Write a checkpoint, unless this step has one, and remove the oldest.
 
         Args:
-            progress: how far the run has come.
+            position: how far the run has come.
             model: the model.
             optimizer: its optimizer.
             engine: the engine.
@@ -92,7 +92,7 @@ class Checkpoints:
         Raises:
             OutputError: it cannot be written.
         """
-        if progress.step == self._newest_step:
+        if position.step == self._newest_step:
             return
         content: dict[str, Any] = {
             "world_size": self._transport.world_size,
@@ -101,10 +101,10 @@ class Checkpoints:
             "epoch_random": epoch_random,
         }
         if self._transport.rank == 0:
-            content["progress"] = vars(progress)
+            content["progress"] = vars(position)
             content["model"] = model.state_dict()
             content["optimizer"] = optimizer.state_dict()
-        target = self._folder / f"step-{progress.step:08d}"
+        target = self._folder / f"step-{position.step:08d}"
         partial = target.with_suffix(".partial")
         try:
             partial.mkdir(exist_ok=True)
@@ -116,13 +116,13 @@ class Checkpoints:
         with suppress(FileNotFoundError):
             partial.rename(target)
         self._transport.barrier()
-        self._newest_step = progress.step
+        self._newest_step = position.step
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine
-    ) -> tuple[Progress, randomness.States]:
+    ) -> tuple[Position, randomness.States]:
         """Restore the newest checkpoint; unfinished and newer ones are removed.
 
         Returns:
@@ -140,9 +140,9 @@ class Checkpoints:
         optimizer.load_state_dict(common["optimizer"])
         engine.load_state_dict(content["engine"])
         randomness.restore(content["random"])
-        progress = Progress(**common["progress"])
-        self._newest_step = progress.step
-        return progress, content["epoch_random"]
+        position = Position(**common["progress"])
+        self._newest_step = position.step
+        return position, content["epoch_random"]
 
     def _newest(self) -> Path:
         """Return the newest checkpoint that all ranks have, and remove what is newer.
@@ -150,8 +150,8 @@ class Checkpoints:
         That is what a run left that was killed while it wrote: unfinished everywhere,
         or finished on some hosts only.
         """
-        mine = {path.name for path in self._all()}
-        common: set[str] = set.intersection(*self._transport.gather_objects(mine))
+        names_here = {path.name for path in self._all()}
+        common: set[str] = set.intersection(*self._transport.gather_objects(names_here))
         if not common:
             raise InputError(f"{self._folder}: no checkpoint to resume from")
         newest = max(common)

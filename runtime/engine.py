@@ -6,6 +6,10 @@ communication thread exchanges it while backward goes on, and makes every ``.gra
 it the mean over the ranks, as PyTorch's DistributedDataParallel (DDP) would. A callback
 at the end of backward waits for the buckets.
 
+Three parts: :mod:`~comm_plan.runtime.hooks` says when forward, gradients and optimizer
+steps happen; :mod:`~comm_plan.runtime.step` holds the state of one step and takes it to
+its end; this file sets both up, begins a new step after each, and is what users see.
+
 What is like DDP: parameters and buffers start from rank 0's, buffers follow rank 0
 before each training forward, ``no_sync`` accumulates locally, gradients are divided by
 the world size before they are summed.
@@ -21,56 +25,47 @@ right, but nothing overlaps; compile block by block.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, TypedDict
 
-import numpy as np
 import torch
 from torch import nn
-from torch.autograd import Variable
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
-from comm_plan.compressors.base import Context
-from comm_plan.errors import InputError, NonFiniteError, RunError
+from comm_plan.errors import NonFiniteError, RunError
 from comm_plan.plans import Plan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
-from comm_plan.runtime.bucket import Bucket
-from comm_plan.runtime.communication import CommunicationThread, Pending
+from comm_plan.runtime.bucket import BucketExchange, build_buckets
+from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
-from comm_plan.runtime.guard import Guard
+from comm_plan.runtime.hooks import Callbacks, Place, attach
+from comm_plan.runtime.step import OnNonFinite, SecondMoments, Setup, Step
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
-OnNonFinite = Literal["stop", "skip", "propagate"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger("comm_plan")
 
 
-class SecondMoments(Protocol):
-    """Gives the per-sample second moments that VGC needs."""
+class EngineOptions(TypedDict, total=False):
+    """What :func:`parallelize` hands on; see :class:`Engine`."""
 
-    def of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
-        ...
-
-    def remove(self) -> None:
-        """Take the hooks off the model."""
-        ...
+    seed: int
+    on_nonfinite: OnNonFinite
+    find_unused_parameters: bool
+    broadcast_buffers: bool
+    second_moments: SecondMoments | None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a parameter is in the plan."""
+class EngineState(TypedDict):
+    """What an exact resume needs: parameter name -> quantity -> tensor, and counts."""
 
-    name: str
-    bucket: int
-    index: int
+    step: int
+    skipped_steps: int
+    tensors: dict[str, dict[str, torch.Tensor]]
 
 
 class Engine:
@@ -91,6 +86,11 @@ class Engine:
             missing gradient is an error that names the parameter.
         broadcast_buffers: buffers follow rank 0 before each training forward.
         second_moments: where VGC gets per-sample second moments from; None: exact.
+
+    Attributes:
+        step: how many steps were finished, skipped ones too.
+        skipped_steps: how many of them every rank skipped, for inf or NaN.
+        last_step_skipped: whether the last one was.
 
     Raises:
         MismatchError: the plan does not fit the model or the run, or ranks differ.
@@ -115,29 +115,32 @@ class Engine:
         self.step = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
+        self._listening = True
+        self._broadcast_buffers = broadcast_buffers
         self._density_floor = 0.0
-        self.on_nonfinite: OnNonFinite = on_nonfinite
-        self.find_unused_parameters = find_unused_parameters
-        self.broadcast_buffers = broadcast_buffers
         self._transport = transport.duplicate()
-        self._channel = transport.duplicate()
-        self._thread = CommunicationThread(transport.device)
+        channel = transport.duplicate()
+        thread = CommunicationThread(transport.device)
         parameters = trainable(model)
-        self._buckets = self._build_buckets(parameters, seed)
-        self._guarded = not all(
-            bucket.compressor.carries_nonfinite for bucket in self._buckets
+        buckets = build_buckets(plan, parameters, self._transport, seed)
+        self._setup = Setup(
+            buckets=buckets,
+            thread=thread,
+            channel=channel,
+            on_nonfinite=on_nonfinite,
+            find_unused_parameters=find_unused_parameters,
+            second_moments=second_moments or _exact_second_moments(model, buckets),
         )
-        self._second_moments = second_moments or self._exact_second_moments()
-        self._sync = True
         self._begin_step()
         broadcast_tensors(self._transport, list(model.parameters()))
         broadcast_tensors(self._transport, list(model.buffers()))
-        self._handles = self._register_hooks(parameters)
+        places = {parameters[place.name]: place for place in _places(plan)}
+        self._hooks = attach(model, places, self._callbacks())
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[BucketExchange, ...]:
         """The buckets, in launch order."""
-        return self._buckets
+        return self._setup.buckets
 
     @property
     def transport(self) -> Transport:
@@ -147,16 +150,16 @@ class Engine:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within, backward only accumulates locally; residuals do not move."""
-        before, self._sync = self._sync, False
+        before, self._listening = self._listening, False
         try:
             yield
         finally:
-            self._sync = before
+            self._listening = before
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> EngineState:
         """Return what an exact resume needs; it differs from rank to rank."""
         tensors: dict[str, dict[str, torch.Tensor]] = {}
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             tensors.update(bucket.state())
         return {
             "step": self.step,
@@ -164,17 +167,17 @@ class Engine:
             "tensors": tensors,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan."""
         self.step = state["step"]
         self.skipped_steps = state["skipped_steps"]
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.load_state(state["tensors"])
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
         """Multiply all residuals by ``factor``; call it when the loss scale changes."""
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.rescale(factor)
 
     def warm_up(self, density_floor: float) -> None:
@@ -184,291 +187,109 @@ class Engine:
 
     def close(self) -> None:
         """Remove all hooks and end the communication thread."""
-        for handle in self._handles:
-            handle.remove()
-        if self._second_moments is not None:
-            self._second_moments.remove()
-        self._thread.close()
-        self._channel.close()
+        self._hooks.close()
+        if self._setup.second_moments is not None:
+            self._setup.second_moments.remove()
+        self._setup.thread.close()
+        self._setup.channel.close()
         self._transport.close()
 
-    # Set-up
+    # What the hooks call
 
-    def _build_buckets(
-        self, parameters: dict[str, nn.Parameter], seed: int
-    ) -> tuple[Bucket, ...]:
-        transport = self._transport
-        buckets = []
-        for number, planned in enumerate(self.plan.buckets):
-            own_seed = np.random.SeedSequence([seed, transport.rank, number])
-            context = Context(
-                world_size=transport.world_size,
-                rank=transport.rank,
-                device=parameters[planned.tensors[0]].device,
-                seed=int(own_seed.generate_state(1)[0]),
-            )
-            members = [parameters[name] for name in planned.tensors]
-            buckets.append(Bucket(planned, members, context))
-        return tuple(buckets)
+    def _callbacks(self) -> Callbacks:
+        return Callbacks(
+            listening=lambda: self._listening,
+            on_forward=self._on_forward,
+            on_backward=self._on_backward,
+            on_gradient=self._on_gradient,
+            on_backward_end=self._finish_step,
+            on_optimizer=self._on_optimizer,
+        )
 
-    def _exact_second_moments(self) -> SecondMoments | None:
-        wanting = [b for b in self._buckets if b.compressor.needs_second_moments]
-        if not wanting:
-            return None
-        from comm_plan.runtime.second_moments import ExactSecondMoments
-
-        parameters = [p for bucket in wanting for p in bucket.parameters]
-        return ExactSecondMoments(self.model, parameters)
-
-    def _register_hooks(
-        self, parameters: dict[str, nn.Parameter]
-    ) -> list[RemovableHandle]:
-        """Hook parameters, forward and optimizer steps.
-
-        The model's hooks keep the engine alive as long as the model. The hook on
-        optimizers is global, so it must not.
-        """
-        handles: list[RemovableHandle] = []
-        for number, bucket in enumerate(self.plan.buckets):
-            for index, name in enumerate(bucket.tensors):
-                hook = partial(self._on_gradient, _Place(name, number, index))
-                handles.append(
-                    parameters[name].register_post_accumulate_grad_hook(hook)
-                )
-        weak = weakref.WeakMethod(self._on_optimizer)
-        return [
-            *handles,
-            self.model.register_forward_pre_hook(self._on_forward),
-            self.model.register_forward_hook(self._on_output),
-            register_optimizer_step_pre_hook(partial(_call_if_alive, weak)),
-        ]
-
-    # One step
-
-    def _begin_step(self) -> None:
-        self._launched: list[Pending[None]] = []
-        self._forward_pending = False
-        self._graph_task: int | None = None
-        self._guard = Guard()
-        for bucket in self._buckets:
-            bucket.begin(self.step, self._density_floor)
-
-    def _on_forward(self, module: nn.Module, inputs: Any) -> None:
+    def _on_forward(self) -> None:
         """Start over after a backward that never ended; align buffers with rank 0."""
-        if not (self._sync and torch.is_grad_enabled() and self.model.training):
-            return
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again
-            return
-        if self._graph_task is not None:
+        if self._current.graph_task is not None:
             self._abandon_step()
-        self._forward_pending = True
-        if self.broadcast_buffers:
+        self._current.forward_pending = True
+        if self._broadcast_buffers:
             broadcast_tensors(self._transport, list(self.model.buffers()))
 
-    def _on_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Learn of the start of backward where the loss is, even if nothing is used."""
-        if not (self._sync and torch.is_grad_enabled()):
-            return
-        for tensor in _tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._on_output_gradient)
+    def _on_backward(self, graph_task: int) -> bool:
+        first = self._current.graph_task is None
+        if first:
+            self._current.graph_task = graph_task
+        return first
 
-    def _on_output_gradient(self, gradient: torch.Tensor) -> None:
-        if self._sync:
-            self._watch_backward()
+    def _on_gradient(self, place: Place, parameter: nn.Parameter) -> None:
+        self._current.add(place, parameter)
 
-    def _watch_backward(self) -> None:
-        """Ask autograd, once a backward, to call back at the end of it.
-
-        The callback belongs to the graph task in which it is queued. The gradient of
-        the model's output arrives in the outermost one; re-entrant checkpointing runs
-        inner ones, at whose end nothing must be finished.
-        """
-        if self._graph_task is None:
-            self._graph_task = torch._C._current_graph_task_id()
-            Variable._execution_engine.queue_callback(self._finish)
-
-    def _on_gradient(self, place: _Place, parameter: nn.Parameter) -> None:
-        if not self._sync:
-            return
-        self._watch_backward()
-        gradient = parameter.grad
-        if gradient is None or gradient.is_sparse:
-            raise InputError(
-                f"parameter {place.name} has a sparse gradient, which a plan cannot "
-                "merge: build the layer with sparse=False"
-            )
-        bucket = self._buckets[place.bucket]
-        if bucket.used[place.index]:
-            raise RunError(
-                f"parameter {place.name} got a second gradient in one backward: use "
-                "non-reentrant checkpointing for layers that share parameters"
-            )
-        gradient = gradient.detach().flatten()
-        moment = self._second_moment(place, bucket)
-        if not bucket.compressor.carries_nonfinite:
-            gradient, moment = self._guard.admit(place.name, gradient, moment)
-        bucket.add(place.index, gradient, moment)
-        self._launch_complete()
-
-    def _second_moment(self, place: _Place, bucket: Bucket) -> torch.Tensor | None:
-        if not bucket.compressor.needs_second_moments:
-            return None
-        assert self._second_moments is not None
-        moment = self._second_moments.of(bucket.parameters[place.index])
-        return moment.detach().flatten()
-
-    def _launch_complete(self) -> None:
-        while len(self._launched) < len(self._buckets):
-            bucket = self._buckets[len(self._launched)]
-            if not bucket.complete:
-                return
-            self._launch(bucket)
-
-    def _launch(self, bucket: Bucket) -> None:
-        def exchange() -> None:
-            bucket.exchange(self._channel)
-            bucket.write_used()
-
-        self._launched.append(self._thread.submit(exchange))
-
-    # The end of a step
-
-    def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def _on_optimizer(self) -> None:
         """Take part in the step even if this rank's loss used no parameter."""
-        if not self._forward_pending:
-            return
-        mine = {id(p) for bucket in self._buckets for p in bucket.parameters}
-        groups = optimizer.param_groups
-        if any(id(p) in mine for group in groups for p in group["params"]):
-            self._finish()
+        if self._current.forward_pending:
+            self._finish_step()
 
-    def _finish(self) -> None:
+    # From step to step
+
+    def _begin_step(self) -> None:
+        self._current = Step(self._setup, self.step, self._density_floor)
+
+    def _abandon_step(self) -> None:
+        """Wait for what is under way and forget the step."""
+        self._current.wait()
+        self._begin_step()
+
+    def _finish_step(self) -> None:
         """Wait for the buckets, then settle the step."""
-        self._add_missing()
-        status = self._exchange_status()
-        for pending in self._launched:
-            pending.wait()
-        flags = status.wait().tolist() if status is not None else [0]
-        if self.find_unused_parameters:
-            self._write_used_elsewhere(flags[1:])
-        culprit = self._nonfinite_culprit(flags[0])
-        names = self._guard.names
+        self._require_all_gradients()
+        finished = self._current
+        culprit = finished.finish()
         self.step += 1
         self._begin_step()
         self.last_step_skipped = culprit is not None
-        if culprit is not None:
-            self._refuse_step(culprit, names)
-            return
-        for bucket in self._buckets:
-            bucket.settle()
+        if culprit is None:
+            finished.settle()
+        else:
+            self._skip(finished, culprit)
 
-    def _add_missing(self) -> None:
-        missing = [
-            name
-            for bucket in self._buckets
-            for name, used in zip(bucket.planned.tensors, bucket.used, strict=True)
-            if not used
-        ]
-        if missing and not self.find_unused_parameters:
+    def _require_all_gradients(self) -> None:
+        if self._setup.find_unused_parameters:
+            return
+        missing = self._current.missing()
+        if missing:
             self._abandon_step()
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
                 "pass find_unused_parameters=True if that is meant"
             )
-        for bucket in self._buckets[len(self._launched) :]:
-            bucket.add_missing()
-            self._launch(bucket)
 
-    def _exchange_status(self) -> Pending[torch.Tensor] | None:
-        """Share, behind the last bucket, what all ranks must know of each other.
-
-        The flags are the highest rank with a non-finite gradient plus one (0: none),
-        then for every parameter whether this rank used it.
-        """
-        if not (self._guarded or self.find_unused_parameters):
-            return None
-        device = self._channel.device
-        flags = self._guard.flag(self._transport.rank, device)
-        if self.find_unused_parameters:
-            used = [flag for bucket in self._buckets for flag in bucket.used]
-            flags = torch.cat([flags, torch.tensor(used).to(flags)])
-
-        def exchange() -> torch.Tensor:
-            self._channel.all_reduce(flags, "max")
-            return flags
-
-        return self._thread.submit(exchange)
-
-    def _write_used_elsewhere(self, used: list[int]) -> None:
-        """Write what only other ranks used; leave what no rank used as it is."""
-        anywhere = iter(used)
-        for bucket in self._buckets:
-            for index, here in enumerate(bucket.used):
-                if next(anywhere) and not here:
-                    bucket.write(index)
-
-    def _nonfinite_culprit(self, flag: int) -> str | None:
-        """Return who sent inf or NaN in this step, None if nobody did.
-
-        Sums of dense buckets are the same on all ranks, so looking at them needs no
-        communication; with ``propagate`` they are left to the user's own check.
-        """
-        if flag:
-            return f"rank {flag - 1}"
-        if self.on_nonfinite == "propagate":
-            return None
-        for bucket in self._buckets:
-            if bucket.compressor.carries_nonfinite and not bucket.is_finite():
-                return "some rank"
-        return None
-
-    def _refuse_step(self, culprit: str, names: list[str]) -> None:
-        """Keep states as if nothing had been sent, then do as configured."""
-        for bucket in self._buckets:
-            bucket.compressor.undo()
-        where = f" in {', '.join(names[:3])}" if names else ""
-        message = f"step {self.step - 1}: {culprit} had inf or NaN gradients{where}"
-        fill = None if self.on_nonfinite == "skip" else torch.nan
-        for bucket in self._buckets:
-            bucket.refuse(fill)
+    def _skip(self, step: Step, culprit: str) -> None:
+        message = step.refuse(culprit)
         self.skipped_steps += 1
-        if self.on_nonfinite == "stop":
+        if self._setup.on_nonfinite == "stop":
             raise NonFiniteError(
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
 
-    def _abandon_step(self) -> None:
-        """Wait for what is under way and forget the step."""
-        for pending in self._launched:
-            pending.wait()
-        self._begin_step()
+
+def _places(plan: Plan) -> Iterator[Place]:
+    for number, bucket in enumerate(plan.buckets):
+        for index, name in enumerate(bucket.tensors):
+            yield Place(name, number, index)
 
 
-def _call_if_alive(
-    weak: weakref.WeakMethod[Any],
-    optimizer: torch.optim.Optimizer,
-    arguments: Any,
-    keywords: Any,
-) -> None:
-    """Call the method with ``optimizer`` unless its engine is gone."""
-    method = weak()
-    if method is not None:
-        method(optimizer)
+def _exact_second_moments(
+    model: nn.Module, buckets: Sequence[BucketExchange]
+) -> SecondMoments | None:
+    """Return exact moments of the parameters that want any; None if none does."""
+    wanting = [b for b in buckets if b.compressor.needs_second_moments]
+    if not wanting:
+        return None
+    from comm_plan.runtime.second_moments import ExactSecondMoments
 
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a model's output: nested tuples, lists, dicts."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors(value)
+    parameters = [p for bucket in wanting for p in bucket.parameters]
+    return ExactSecondMoments(model, parameters)
 
 
 def parallelize(
@@ -476,7 +297,7 @@ def parallelize(
     plan: Plan | str,
     *,
     transport: Transport | None = None,
-    **options: Any,
+    **options: Unpack[EngineOptions],
 ) -> Engine:
     """Make ``model`` train by ``plan`` over all ranks of this run.
 

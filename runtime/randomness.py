@@ -22,14 +22,14 @@ def seed_all(seed: int) -> None:
 
 def states() -> States:
     """Return the states of all global generators."""
-    found: States = {
+    generators: States = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+        generators["cuda"] = torch.cuda.get_rng_state()
+    return generators
 
 
 def restore(states: States) -> None:

@@ -1,42 +1,27 @@
-"""Trains a workload by a plan and records what really happened."""
+"""Trains a workload by a plan."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import os
-import platform
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.plans import (
-    BucketTraffic,
-    Evaluation,
-    IterationTimes,
-    Plan,
-    RunRecord,
-    Traffic,
-)
-from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.plans import Evaluation, Plan, RunRecord
 from comm_plan.runtime import randomness
-from comm_plan.runtime.bucket import Bucket
-from comm_plan.runtime.checkpoint import Checkpoints, Progress
-from comm_plan.runtime.engine import Engine, OnNonFinite
+from comm_plan.runtime.checkpoint import Checkpoints, Position
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.record import Recorder
+from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
-
-WARMUP_STEPS = 3
-"""First steps whose times are left out: allocations, first touches, connections."""
 
 GTOPK_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs (gTop-k paper, section IV-B)."""
@@ -94,16 +79,6 @@ class Options:
     watcher: Watcher = watch_nothing
 
 
-@dataclass
-class _Log:
-    """What is measured while the run goes on."""
-
-    iterations_s: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    sent_nbytes: list[list[int]] = field(default_factory=list)
-    loss: float | None = None
-
-
 def train(
     workload: Workload, plan: Plan, transport: Transport, options: Options
 ) -> RunRecord:
@@ -131,13 +106,18 @@ def train(
     try:
         run = _Run(workload, transport, options, model, optimizer, engine)
         run.go()
-        return run.record(plan)
+        return run.recorder.record(
+            transport,
+            workload=workload.name,
+            seed=options.seed,
+            steps=run.position.step,
+        )
     finally:
         engine.close()
 
 
 class _Run:
-    """One training run, from its first step to its record."""
+    """One training run, from its first step to its last."""
 
     def __init__(
         self,
@@ -154,19 +134,18 @@ class _Run:
         self.model = model
         self.optimizer = optimizer
         self.engine = engine
-        self.progress = Progress()
+        self.position = Position()
         self.epoch_random = randomness.states()
-        self.log = _Log()
         self.checkpoints = (
             Checkpoints(options.checkpoint, transport) if options.checkpoint else None
         )
         if self.checkpoints:
             self._resume_or_begin(self.checkpoints)
-        self.first_tx_nbytes = _interface_tx_nbytes()
+        self.recorder = Recorder(engine)
 
     def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
         if self.options.resume:
-            self.progress, self.epoch_random = checkpoints.load(
+            self.position, self.epoch_random = checkpoints.load(
                 self.model, self.optimizer, self.engine
             )
         else:
@@ -183,46 +162,17 @@ class _Run:
             if self._enough():
                 break
 
-    def record(self, plan: Plan) -> RunRecord:
-        """Return what happened; a collective call."""
-        slowest = np.max(self.transport.gather_objects(self.log.iterations_s), axis=0)
-        hosts = self.transport.gather_objects(socket.gethostname())
-        return RunRecord(
-            workload=self.workload.name,
-            solver=plan.solver,
-            plan_sha256=plan.sha256,
-            model_fingerprint=model_fingerprint(self.model),
-            backend=self.transport.backend,
-            world_size=self.transport.world_size,
-            hosts=tuple(hosts),
-            environment=_environment(),
-            seed=self.options.seed,
-            steps=self.progress.step,
-            skipped_steps=self.engine.skipped_steps,
-            iteration=_summary(slowest),
-            iterations_s=tuple(slowest),
-            predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
-            traffic=self._traffic(),
-            evaluations=tuple(self.log.evaluations),
-            final_loss=self._final_loss(),
-            parameters_sha256=parameters_sha256(self.model),
-        )
-
-    def _final_loss(self) -> float | None:
-        loss = self.log.loss
-        return loss if loss is not None and math.isfinite(loss) else None
-
     def _epochs(self) -> Iterator[int]:
         if self._enough():
             return iter(())
         if self.options.steps is not None and self.options.epochs is None:
-            return itertools.count(self.progress.epoch)
+            return itertools.count(self.position.epoch)
         last = self.options.epochs or self.workload.epochs
-        return iter(range(self.progress.epoch, last))
+        return iter(range(self.position.epoch, last))
 
     def _enough(self) -> bool:
         steps = self.options.steps
-        return steps is not None and self.progress.step >= steps
+        return steps is not None and self.position.step >= steps
 
     def _steps(self, epoch: int) -> Iterator[tuple[float, float]]:
         """Do the rest of an epoch; yield loss and seconds of each step."""
@@ -230,7 +180,7 @@ class _Run:
             yield self._step(batch)
             if self._enough():
                 return
-        self.progress = replace(self.progress, epoch=epoch + 1, batch=0)
+        self.position = replace(self.position, epoch=epoch + 1, batch=0)
 
     def _rest_of_data(self, epoch: int) -> Iterator[Any]:
         """Return the batches of an epoch that are not done yet.
@@ -242,7 +192,7 @@ class _Run:
         of_epoch = partial(
             self.workload.batches, ranks.rank, ranks.world_size, epoch, seed
         )
-        done = self.progress.batch
+        done = self.position.batch
         if not done:
             self.epoch_random = randomness.states()
             return of_epoch()
@@ -261,28 +211,26 @@ class _Run:
         if self.transport.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        done = self.progress
-        self.progress = replace(done, step=done.step + 1, batch=done.batch + 1)
+        done = self.position
+        self.position = replace(done, step=done.step + 1, batch=done.batch + 1)
         return loss.item(), seconds
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
-        sent = [bucket.sent_nbytes for bucket in self.engine.buckets]
-        self.log.loss = loss
-        self.log.iterations_s.append(seconds)
-        self.log.sent_nbytes.append(sent)
+        self.recorder.add_step(loss, seconds)
+        buckets = self.engine.buckets
         event = Event(
-            step=self.progress.step,
+            step=self.position.step,
             epoch=epoch,
             loss=loss,
             iteration_s=seconds,
-            message_nbytes=sum(sent),
-            dense_nbytes=sum(bucket.dense_nbytes for bucket in self.engine.buckets),
+            message_nbytes=sum(bucket.sent_nbytes for bucket in buckets),
+            dense_nbytes=sum(bucket.dense_nbytes for bucket in buckets),
             density_floor=self._floor(epoch),
             skipped=self.engine.last_step_skipped,
         )
         self.options.watcher(event, self.engine)
         every = self.options.checkpoint_every
-        if every and self.progress.step % every == 0:
+        if every and self.position.step % every == 0:
             self._checkpoint()
 
     def _evaluate(self, epoch: int) -> None:
@@ -295,16 +243,16 @@ class _Run:
         self.model.train()
         if result is not None and math.isfinite(result[1]):  # JSON has no NaN
             metric, value = result
-            self.log.evaluations.append(
+            self.recorder.evaluations.append(
                 Evaluation(
-                    step=self.progress.step, epoch=epoch, metric=metric, value=value
+                    step=self.position.step, epoch=epoch, metric=metric, value=value
                 )
             )
 
     def _checkpoint(self) -> None:
         if self.checkpoints:
             self.checkpoints.save(
-                self.progress,
+                self.position,
                 self.model,
                 self.optimizer,
                 self.engine,
@@ -317,71 +265,3 @@ class _Run:
 
     def _warm_up(self, epoch: int) -> None:
         self.engine.warm_up(self._floor(epoch))
-
-    def _traffic(self) -> Traffic | None:
-        if not self.log.sent_nbytes:
-            return None
-        means = np.mean(self.log.sent_nbytes, axis=0)
-        buckets = tuple(map(_bucket_traffic, self.engine.buckets, means.tolist()))
-        dense = sum(bucket.dense_nbytes for bucket in buckets)
-        message = sum(bucket.message_nbytes for bucket in buckets)
-        last = _interface_tx_nbytes()
-        first = self.first_tx_nbytes
-        steps = len(self.log.sent_nbytes)
-        return Traffic(
-            buckets=buckets,
-            dense_nbytes=dense,
-            message_nbytes=message,
-            compression_ratio=dense / message if message else 1.0,
-            interface_tx_nbytes=(
-                None if first is None or last is None else (last - first) / steps
-            ),
-        )
-
-
-def parameters_sha256(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, to compare runs bit by bit."""
-    digest = hashlib.sha256()
-    for tensor in [*model.parameters(), *model.buffers()]:
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _bucket_traffic(bucket: Bucket, message_nbytes: float) -> BucketTraffic:
-    return BucketTraffic(
-        tensors=len(bucket.parameters),
-        kind=bucket.planned.compressor.kind,
-        collective=bucket.planned.collective,
-        dense_nbytes=bucket.dense_nbytes,
-        message_nbytes=message_nbytes,
-    )
-
-
-def _summary(iterations_s: Sequence[float]) -> IterationTimes:
-    warm = iterations_s[WARMUP_STEPS:]
-    times = np.asarray(warm if len(warm) else iterations_s)
-    if not times.size:
-        return IterationTimes(count=0, median_s=0.0, p95_s=0.0, min_s=0.0)
-    return IterationTimes(
-        count=times.size,
-        median_s=float(np.median(times)),
-        p95_s=float(np.percentile(times, 95)),
-        min_s=float(times.min()),
-    )
-
-
-def _environment() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "threads": str(torch.get_num_threads()),
-        "cores": str(os.cpu_count()),
-    }
-
-
-def _interface_tx_nbytes() -> int | None:
-    """Return the bytes that all network interfaces of this host have sent, on Linux."""
-    counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
-    values = [int(counter.read_text()) for counter in counters]
-    return sum(values) if values else None

@@ -12,13 +12,8 @@ import torch
 from comm_plan.errors import NonFiniteError
 from comm_plan.plans import Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
-from comm_plan.runtime.trainer import (
-    GTOPK_WARMUP,
-    WARMUP_STEPS,
-    Options,
-    parameters_sha256,
-    train,
-)
+from comm_plan.runtime.record import WARMUP_STEPS, parameters_sha256
+from comm_plan.runtime.trainer import GTOPK_WARMUP, Options, train
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
     METHODS,
@@ -125,7 +120,7 @@ def test_steps_and_epochs_end_a_run(given, steps, epochs):
 def test_traffic_is_what_the_plan_promises(name):
     spec, collective = METHODS[name]
     record, events, _ = run(spec, collective)[0]
-    promised = [spec.message_nbytes(numels) for numels in NUMELS]
+    promised = [spec.message_nbytes(numels, collective) for numels in NUMELS]
     dense = [4 * sum(numels) for numels in NUMELS]
     traffic = record.traffic
     assert [bucket.message_nbytes for bucket in traffic.buckets] == promised
@@ -285,6 +280,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_the_command_stops_at_nan_with_one_line_a_rank(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)

@@ -1,0 +1,165 @@
+"""When forward, gradients and optimizer steps happen: all that touches autograd.
+
+Only this file uses internals of PyTorch's autograd. They tell which backward a hook
+runs in and ask for a call at the end of it; there is no public way to either.
+
+======================  ========================================  ====================
+hook                    runs                                      leads to
+======================  ========================================  ====================
+model, before forward   in the training loop                      ``on_forward``
+model, after forward    in the training loop; hooks the outputs   (the next one)
+gradient of an output   when backward begins                      ``on_backward``
+parameter               in backward, once its gradient is         ``on_backward``,
+                        complete                                  ``on_gradient``
+end of backward         when all gradients are there              ``on_backward_end``
+any optimizer's step    in the training loop, before the update   ``on_optimizer``
+======================  ========================================  ====================
+
+Hooks of CPU parameters run on the thread that called ``backward``; those of CUDA
+parameters on autograd's thread of that device. All have run, and so has
+``on_backward_end``, when ``backward`` returns.
+
+The call at the end belongs to the graph task in which it is asked for. The gradient of
+the model's output arrives in the outermost one; re-entrant checkpointing runs inner
+ones, at whose end nothing must be finished. If a hook raises, there is no call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from comm_plan.runtime.flat import tensors_in
+
+NO_BACKWARD = -1
+"""The graph task while no backward runs."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is in the plan."""
+
+    name: str
+    bucket: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What the hooks call.
+
+    Attributes:
+        listening: whether to call anything now; not so within ``no_sync``.
+        on_forward: a training forward begins, not one that a checkpoint repeats.
+        on_backward: a gradient arrives in this graph task. Returns whether to call
+            ``on_backward_end`` at its end: true once a step.
+        on_gradient: this parameter's ``.grad`` is complete.
+        on_backward_end: no more gradients come.
+        on_optimizer: an optimizer is about to update parameters of the plan.
+    """
+
+    listening: Callable[[], bool]
+    on_forward: Callable[[], None]
+    on_backward: Callable[[int], bool]
+    on_gradient: Callable[[Place, nn.Parameter], None]
+    on_backward_end: Callable[[], None]
+    on_optimizer: Callable[[], None]
+
+
+def attach(
+    model: nn.Module, places: Mapping[nn.Parameter, Place], callbacks: Callbacks
+) -> ExitStack:
+    """Hook ``model``, its parameters and all optimizers.
+
+    The hooks of the model keep ``callbacks`` alive as long as the model. The one on
+    optimizers is global, so it does not.
+
+    Returns:
+        What removes all hooks when it is closed.
+    """
+    hooks = _Hooks(frozenset(places), callbacks)
+    attached = ExitStack()
+    for parameter, place in places.items():
+        handle = parameter.register_post_accumulate_grad_hook(
+            partial(hooks.on_gradient, place)
+        )
+        attached.callback(handle.remove)
+    for handle in (
+        model.register_forward_pre_hook(hooks.on_forward),
+        model.register_forward_hook(hooks.on_output),
+        register_optimizer_step_pre_hook(
+            partial(_on_any_optimizer, weakref.ref(hooks))
+        ),
+    ):
+        attached.callback(handle.remove)
+    return attached
+
+
+class _Hooks:
+    """The hooks, with the signatures that PyTorch wants; held by what they hook."""
+
+    def __init__(
+        self, parameters: frozenset[nn.Parameter], callbacks: Callbacks
+    ) -> None:
+        self._parameters = parameters
+        self._callbacks = callbacks
+
+    def on_forward(self, model: nn.Module, inputs: object) -> None:
+        """Tell of a forward whose gradients will be exchanged."""
+        if not (self._expects_backward and model.training):
+            return
+        if torch._C._current_graph_task_id() == NO_BACKWARD:  # else: a checkpoint
+            self._callbacks.on_forward()
+
+    def on_output(self, model: nn.Module, inputs: object, output: object) -> None:
+        """Learn of the start of backward where the loss is, even if nothing is used."""
+        if not self._expects_backward:
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self.on_output_gradient)
+
+    def on_output_gradient(self, gradient: torch.Tensor) -> None:
+        """Watch for the end of this backward."""
+        if self._callbacks.listening():
+            self._watch_backward()
+
+    def on_gradient(self, place: Place, parameter: nn.Parameter) -> None:
+        """Hand on a complete gradient."""
+        if self._callbacks.listening():
+            self._watch_backward()
+            self._callbacks.on_gradient(place, parameter)
+
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell of a step of an optimizer that holds a parameter of the plan."""
+        groups = optimizer.param_groups
+        if any(p in self._parameters for group in groups for p in group["params"]):
+            self._callbacks.on_optimizer()
+
+    @property
+    def _expects_backward(self) -> bool:
+        return self._callbacks.listening() and torch.is_grad_enabled()
+
+    def _watch_backward(self) -> None:
+        if self._callbacks.on_backward(torch._C._current_graph_task_id()):
+            Variable._execution_engine.queue_callback(self._callbacks.on_backward_end)
+
+
+def _on_any_optimizer(
+    weak_hooks: weakref.ref[_Hooks],
+    optimizer: torch.optim.Optimizer,
+    arguments: object,
+    keywords: object,
+) -> None:
+    """Pass on a step unless the hooks' model is gone."""
+    hooks = weak_hooks()
+    if hooks is not None:
+        hooks.on_optimizer(optimizer)

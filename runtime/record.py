@@ -1,0 +1,163 @@
+"""What is measured while a run goes on, and the record that is made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from comm_plan.plans import (
+    BucketTraffic,
+    Evaluation,
+    IterationTimes,
+    RunRecord,
+    Traffic,
+)
+from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.runtime.bucket import BucketExchange
+from comm_plan.runtime.engine import Engine
+from comm_plan.transports.base import Transport
+
+WARMUP_STEPS = 3
+"""First steps whose times are left out: allocations, first touches, connections."""
+
+
+class Recorder:
+    """The measurements of one run on this rank, from its making on.
+
+    Args:
+        engine: of the run.
+
+    Attributes:
+        evaluations: what rank 0 found.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.evaluations: list[Evaluation] = []
+        self._engine = engine
+        self._iterations_s: list[float] = []
+        self._sent_nbytes: list[list[int]] = []
+        self._loss: float | None = None
+        self._first_tx_nbytes = _interface_tx_nbytes()
+
+    def add_step(self, loss: float, seconds: float) -> None:
+        """Note a step that has just ended."""
+        self._loss = loss
+        self._iterations_s.append(seconds)
+        self._sent_nbytes.append([b.sent_nbytes for b in self._engine.buckets])
+
+    def record(
+        self, transport: Transport, *, workload: str, seed: int, steps: int
+    ) -> RunRecord:
+        """Return what happened; a collective call.
+
+        Args:
+            transport: the ranks.
+            workload: its name.
+            seed: of the run.
+            steps: done in all, also before a resume.
+        """
+        plan, model = self._engine.plan, self._engine.model
+        slowest = np.max(transport.gather_objects(self._iterations_s), axis=0)
+        hosts = transport.gather_objects(socket.gethostname())
+        return RunRecord(
+            workload=workload,
+            solver=plan.solver,
+            plan_sha256=plan.sha256,
+            model_fingerprint=model_fingerprint(model),
+            backend=transport.backend,
+            world_size=transport.world_size,
+            hosts=tuple(hosts),
+            environment=_environment(),
+            seed=seed,
+            steps=steps,
+            skipped_steps=self._engine.skipped_steps,
+            iteration=_summary(slowest),
+            iterations_s=tuple(slowest),
+            predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
+            traffic=self._traffic(),
+            evaluations=tuple(self.evaluations),
+            final_loss=self._final_loss(),
+            parameters_sha256=parameters_sha256(model),
+        )
+
+    def _final_loss(self) -> float | None:
+        loss = self._loss
+        return loss if loss is not None and math.isfinite(loss) else None
+
+    def _traffic(self) -> Traffic | None:
+        if not self._sent_nbytes:
+            return None
+        means = np.mean(self._sent_nbytes, axis=0)
+        buckets = tuple(map(_bucket_traffic, self._engine.buckets, means.tolist()))
+        dense = sum(bucket.dense_nbytes for bucket in buckets)
+        message = sum(bucket.message_nbytes for bucket in buckets)
+        return Traffic(
+            buckets=buckets,
+            dense_nbytes=dense,
+            message_nbytes=message,
+            compression_ratio=dense / message if message else 1.0,
+            interface_tx_nbytes=self._tx_nbytes_per_step(),
+        )
+
+    def _tx_nbytes_per_step(self) -> float | None:
+        first, last = self._first_tx_nbytes, _interface_tx_nbytes()
+        if first is None or last is None:
+            return None
+        return (last - first) / len(self._sent_nbytes)
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters and buffers, to compare runs bit by bit."""
+    digest = hashlib.sha256()
+    for tensor in [*model.parameters(), *model.buffers()]:
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _bucket_traffic(bucket: BucketExchange, message_nbytes: float) -> BucketTraffic:
+    return BucketTraffic(
+        tensors=len(bucket.parameters),
+        kind=bucket.planned.compressor.kind,
+        collective=bucket.planned.collective,
+        dense_nbytes=bucket.dense_nbytes,
+        message_nbytes=message_nbytes,
+    )
+
+
+def _summary(iterations_s: Sequence[float]) -> IterationTimes:
+    warm = iterations_s[WARMUP_STEPS:]
+    times = np.asarray(warm if len(warm) else iterations_s)
+    if not times.size:
+        return IterationTimes(count=0, median_s=0.0, p95_s=0.0, min_s=0.0)
+    return IterationTimes(
+        count=times.size,
+        median_s=float(np.median(times)),
+        p95_s=float(np.percentile(times, 95)),
+        min_s=float(times.min()),
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def _interface_tx_nbytes() -> int | None:
+    """Return the bytes that all network interfaces of this host have sent, on Linux."""
+    counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
+    values = [int(counter.read_text()) for counter in counters]
+    return sum(values) if values else None

@@ -1,0 +1,257 @@
+"""One step: from the first gradient to the moment at which every ``.grad`` is a mean.
+
+A :class:`Step` is made for each step and thrown away after it, or before its end if
+its backward fails: there is no state to be reset and none to be forgotten.
+
+1. Gradients arrive in any order (:meth:`Step.add`, on the thread of backward). Once a
+   bucket is complete and all earlier ones are launched, it is launched: handed to the
+   communication thread, which runs exchanges in this order, the plan's, on every rank,
+   and writes the means to ``.grad``.
+2. After backward (:meth:`Step.finish`) the buckets that are not complete get zeros and
+   are launched too. Behind the last one the ranks share their flags: who had inf or
+   NaN, who used which parameter. Then this thread waits for all of it.
+3. The means are taken (:meth:`Step.settle`), or, if anyone had inf or NaN, refused on
+   all ranks (:meth:`Step.refuse`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from comm_plan.errors import InputError, RunError
+from comm_plan.runtime.bucket import BucketExchange
+from comm_plan.runtime.communication import CommunicationThread, Pending
+from comm_plan.runtime.guard import Guard
+from comm_plan.runtime.hooks import Place
+from comm_plan.transports.base import Transport
+
+OnNonFinite = Literal["stop", "skip", "propagate"]
+
+
+class SecondMoments(Protocol):
+    """Gives the per-sample second moments that VGC needs."""
+
+    def of(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
+        ...
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all steps of an engine share.
+
+    Attributes:
+        buckets: in launch order.
+        thread: runs the exchanges.
+        channel: the ranks, for the exchanges only.
+        on_nonfinite: see :class:`~comm_plan.runtime.engine.Engine`.
+        find_unused_parameters: see there.
+        second_moments: where VGC gets them from.
+    """
+
+    buckets: tuple[BucketExchange, ...]
+    thread: CommunicationThread
+    channel: Transport
+    on_nonfinite: OnNonFinite
+    find_unused_parameters: bool
+    second_moments: SecondMoments | None
+
+
+class Step:
+    """The state of one step.
+
+    Args:
+        setup: what all steps share.
+        number: of the step, from 0.
+        density_floor: sparse methods send at least this share of each tensor.
+
+    Attributes:
+        graph_task: the backward whose end is awaited; None before its first gradient.
+        forward_pending: whether a forward has begun that will have to be finished.
+    """
+
+    def __init__(self, setup: Setup, number: int, density_floor: float) -> None:
+        self.graph_task: int | None = None
+        self.forward_pending = False
+        self._setup = setup
+        self._number = number
+        self._guard = Guard()
+        self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
+        self._launched: list[Pending[None]] = []
+        for bucket in setup.buckets:
+            bucket.begin(number, density_floor)
+
+    # During backward
+
+    def add(self, place: Place, parameter: nn.Parameter) -> None:
+        """Take the gradient of ``parameter``; launch what is complete with it.
+
+        Raises:
+            InputError: the gradient is sparse.
+            RunError: it is the second one of this step.
+        """
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse:
+            raise InputError(
+                f"parameter {place.name} has a sparse gradient, which a plan cannot "
+                "merge: build the layer with sparse=False"
+            )
+        if self._used[place.bucket][place.index]:
+            raise RunError(
+                f"parameter {place.name} got a second gradient in one backward: use "
+                "non-reentrant checkpointing for layers that share parameters"
+            )
+        self._admit(place, parameter, gradient.detach().flatten())
+        self._used[place.bucket][place.index] = True
+        self._launch_complete()
+
+    def _admit(
+        self, place: Place, parameter: nn.Parameter, gradient: torch.Tensor
+    ) -> None:
+        """Hand the flat ``gradient`` to its bucket; keep inf and NaN out."""
+        bucket = self._setup.buckets[place.bucket]
+        second_moment = None
+        if bucket.compressor.needs_second_moments:
+            assert self._setup.second_moments is not None
+            second_moment = self._setup.second_moments.of(parameter).detach().flatten()
+        if not bucket.compressor.carries_nonfinite:
+            gradient, second_moment = self._guard.admit(
+                place.name, gradient, second_moment
+            )
+        bucket.add(place.index, gradient, second_moment)
+
+    def _launch_complete(self) -> None:
+        while self._unlaunched and all(self._used[len(self._launched)]):
+            self._launch(self._unlaunched[0])
+
+    @property
+    def _unlaunched(self) -> tuple[BucketExchange, ...]:
+        return self._setup.buckets[len(self._launched) :]
+
+    def _launch(self, bucket: BucketExchange) -> None:
+        used = self._used[len(self._launched)]
+        exchange = partial(_exchange, bucket, used, self._setup.channel)
+        self._launched.append(self._setup.thread.submit(exchange))
+
+    # The end
+
+    def missing(self) -> list[str]:
+        """Return the names of the parameters that got no gradient."""
+        return [name for name, _, _, used in self._parameters() if not used]
+
+    def finish(self) -> str | None:
+        """Launch what is left and wait for everything.
+
+        Returns:
+            Who sent inf or NaN in this step, None if nobody did.
+        """
+        self._launch_incomplete()
+        status = self._exchange_status()
+        self.wait()
+        flags = [0] if status is None else status.wait().tolist()
+        if self._setup.find_unused_parameters:
+            self._write_used_elsewhere(flags[1:])
+        return self._culprit(flags[0])
+
+    def wait(self) -> None:
+        """Wait for the exchanges that are under way."""
+        for pending in self._launched:
+            pending.wait()
+
+    def settle(self) -> None:
+        """Take the means as they are."""
+        for bucket in self._setup.buckets:
+            bucket.settle()
+
+    def refuse(self, culprit: str) -> str:
+        """Keep states as if nothing had been sent; replace the means as configured.
+
+        Returns:
+            What happened, in words.
+        """
+        fill = None if self._setup.on_nonfinite == "skip" else torch.nan
+        for bucket in self._setup.buckets:
+            bucket.compressor.undo()
+            bucket.refuse(fill)
+        names = self._guard.names
+        where = f" in {', '.join(names[:3])}" if names else ""
+        return f"step {self._number}: {culprit} had inf or NaN gradients{where}"
+
+    def _launch_incomplete(self) -> None:
+        first = len(self._launched)
+        rest = zip(self._unlaunched, self._used[first:], strict=True)
+        for bucket, used_flags in rest:
+            for index, used in enumerate(used_flags):
+                if not used:
+                    bucket.add_zero(index)
+            self._launch(bucket)
+
+    def _exchange_status(self) -> Pending[torch.Tensor] | None:
+        """Share, behind the last bucket, what all ranks must know of each other.
+
+        The flags are the highest rank with a non-finite gradient plus one (0: none),
+        then for every parameter whether this rank used it.
+        """
+        guarded = any(
+            not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
+        )
+        if not (guarded or self._setup.find_unused_parameters):
+            return None
+        channel = self._setup.channel
+        flags = self._guard.flag(channel.rank, channel.device)
+        if self._setup.find_unused_parameters:
+            used = [used for _, _, _, used in self._parameters()]
+            flags = torch.cat([flags, torch.tensor(used).to(flags)])
+        return self._setup.thread.submit(partial(_exchange_flags, flags, channel))
+
+    def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
+        """Write what only other ranks used; leave what no rank used as it is."""
+        parameters = zip(self._parameters(), used_by_any, strict=True)
+        for (_, bucket, index, used), by_any in parameters:
+            if by_any and not used:
+                bucket.write(index)
+
+    def _culprit(self, flag: int) -> str | None:
+        """Return who sent inf or NaN in this step, None if nobody did.
+
+        Sums of dense buckets are the same on all ranks, so looking at them needs no
+        communication; with ``propagate`` they are left to the user's own check.
+        """
+        if flag:
+            return f"rank {flag - 1}"
+        if self._setup.on_nonfinite == "propagate":
+            return None
+        for bucket in self._setup.buckets:
+            if bucket.compressor.carries_nonfinite and not bucket.is_finite():
+                return "some rank"
+        return None
+
+    def _parameters(self) -> Iterator[tuple[str, BucketExchange, int, bool]]:
+        """Yield, in plan order, name, bucket, index in it, and whether it was used."""
+        for bucket, used_flags in zip(self._setup.buckets, self._used, strict=True):
+            flags = zip(bucket.planned.tensors, used_flags, strict=True)
+            for index, (name, used) in enumerate(flags):
+                yield name, bucket, index, used
+
+
+def _exchange(bucket: BucketExchange, used: list[bool], channel: Transport) -> None:
+    """Exchange a bucket, write the means of what this rank used."""
+    bucket.exchange(channel)
+    for index, flag in enumerate(used):
+        if flag:
+            bucket.write(index)
+
+
+def _exchange_flags(flags: torch.Tensor, channel: Transport) -> torch.Tensor:
+    channel.all_reduce(flags, "max")
+    return flags
