@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 
 from comm_plan.collectives.costs import rounds
+from comm_plan.collectives.gtopk import SparseCodec
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.collectives.top_of_sum import merger
 from comm_plan.commbench.sweep import geometric_sizes, measure
 from comm_plan.compressors import build
-from comm_plan.compressors.base import Context, Slot
+from comm_plan.compressors.base import Compressor, Context, Slot
 from comm_plan.plans import METHODS, Spec, TopK
 from comm_plan.transports.base import Transport
 from comm_plan.transports.distributed import TorchTransport
@@ -59,20 +60,24 @@ def aggregation(
     return lambda: COLLECTIVES[collective].aggregate(transport, codec)
 
 
-def _filled(spec: Spec, collective: str, numel: int, transport: Transport):
+def _filled(
+    spec: Spec, collective: str, numel: int, transport: Transport
+) -> Compressor:
     context = Context(transport.world_size, transport.rank, transport.device)
     codec = build(spec, collective, [Slot("gradient", numel)], context)
-    if spec.lossless:
-        codec.allocate(torch.float32)  # zeros stay finite however often they are summed
+    if spec.lossless:  # zeros stay finite however often they are summed
+        gradient = torch.zeros(numel)
     else:
         generator = torch.Generator().manual_seed(transport.rank)
-        codec.add(0, torch.randn(numel, generator=generator))
+        gradient = torch.randn(numel, generator=generator)
+    codec.add(0, gradient)
     return codec
 
 
 def merging_s(numel: int, density: float, transport: Transport) -> float:
     """Return what sorting and merging take in a gTop-k tree, on all ranks at once."""
     codec = _filled(TopK(density=density), "gtopk", numel, transport)
+    assert isinstance(codec, SparseCodec)
     merge = merger(codec.counts, transport.device)
     values, indices = codec.encode()
     others = values, (indices + 1) % numel

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from comm_plan import units
 from comm_plan.benchmarks import tables
@@ -74,10 +75,11 @@ class Wire:
 def alpha_beta(network: Network) -> tuple[float, float]:
     """Return what the shortest message takes, and a byte of the longest ones."""
     cost = network.collectives["point_to_point"]
+    assert cost.fit is not None
     return cost.samples[0].median_s, cost.fit.segments[-1].beta_s_per_byte
 
 
-def rows(count: int, found: dict[str, dict], network: Network) -> list[Row]:
+def rows(count: int, found: dict[str, dict[str, Any]], network: Network) -> list[Row]:
     """Return what ``count`` hosts took, method by method."""
     alpha_s, beta = alpha_beta(network)
     result = []
@@ -285,7 +287,7 @@ aggregation included, connecting not."""
 
 def timed_on(
     hosts: EmulatedHosts, folder: Path, arguments: argparse.Namespace
-) -> tuple[dict[str, dict], Network]:
+) -> tuple[dict[str, dict[str, Any]], Network]:
     """Return the times of the methods, and what a message costs in the same run."""
     output, network = folder / "found.json", folder / "network.json"
     argv = module(

@@ -41,14 +41,15 @@ def line(
     name: str, seconds: Sequence[float], plan: Plan | None, profile: Profile
 ) -> Line:
     """Return the row of a variant that took ``seconds``, iteration by iteration."""
+    predicted = None if plan is None else plan.predicted
     return Line(
         name=name,
-        buckets=plan and len(plan.buckets),
-        predicted_s=plan and plan.predicted and plan.predicted.iteration_s,
+        buckets=None if plan is None else len(plan.buckets),
+        predicted_s=None if predicted is None else predicted.iteration_s,
         measured_s=statistics.median(seconds),
         p95_s=statistics.quantiles(seconds, n=20)[-1],
         iterations=len(seconds),
-        message_nbytes=plan and message_nbytes(plan, profile),
+        message_nbytes=None if plan is None else message_nbytes(plan, profile),
     )
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comm_plan.commbench.bandwidth import algbw, busbw
+from comm_plan.collectives.bandwidth import algbw, busbw
 from comm_plan.commbench.measurement import merged
 from comm_plan.errors import DocumentError, InputError
 from comm_plan.plans.network import Network, Sample

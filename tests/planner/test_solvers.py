@@ -7,8 +7,8 @@ import pytest
 
 from comm_plan.errors import InputError
 from comm_plan.planner import BASELINES, SOLVERS, Settings
-from comm_plan.plans.compression import METHODS
 from comm_plan.plans import Plan
+from comm_plan.plans.compression import METHODS
 from comm_plan.tests.support.planning import planned
 
 MEASURED = {

@@ -75,7 +75,7 @@ def extra_nbytes(spec, collective):
     engine.close()
     return (
         nbytes,
-        spec.message_nbytes([p.numel() for p in model.parameters()]),
+        spec.message_nbytes([p.numel() for p in model.parameters()], "allgather"),
         (most - alone),
     )
 

@@ -19,8 +19,8 @@ from comm_plan.plans import (
     TopK,
     Vgc,
 )
-from comm_plan.runtime.trainer import Options, train
 from comm_plan.plans.compression import KINDS
+from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.mortal import CHECKPOINT_EVERY, EPOCH_STEPS, RANKS
 from comm_plan.tests.runtime.trainings import METHODS, net, plan_for, workload
 from comm_plan.tests.support.harness import mpirun, run_ranks
