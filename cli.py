@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeV
 import typer
 
 from comm_plan import __version__, screen
-from comm_plan.collectives.registry import COLLECTIVES
+from comm_plan.collectives.registry import ALGORITHMS, COLLECTIVES
 from comm_plan.errors import CommPlanError, InputError
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.compression import KINDS, METHODS
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     Device: TypeAlias = Enum
     SolverName: TypeAlias = Enum
 else:
-    Algorithm = _choices("Algorithm", COLLECTIVES["allreduce"].algorithms)
+    Algorithm = _choices("Algorithm", ALGORITHMS)
     Backend = _choices("Backend", BACKENDS)
     Compressor = _choices("Compressor", METHODS)
     Device = _choices("Device", ("cpu", "cuda"))
@@ -111,7 +111,7 @@ DenseLayers = Annotated[
 AlgorithmOption = Annotated[
     Algorithm | None,
     typer.Option(
-        help="Of all-reduce, to carry its cost to other ranks. [default: ring]"
+        help="Closed form of collectives, to carry costs to other numbers of ranks."
     ),
 ]
 MaxRatio = Annotated[
@@ -583,7 +583,6 @@ def _sweep(
     max_nbytes: int,
     budget_s: float,
 ) -> Network:
-    from comm_plan.collectives.registry import COLLECTIVES
     from comm_plan.commbench.sweep import geometric_sizes, measure
 
     with _connect(backend, device) as transport, screen.progress() as progress:
@@ -644,8 +643,6 @@ def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
 
 def _kinds(text: str) -> tuple[str, ...]:
     """Return which compressors ``--compressors`` means."""
-    from comm_plan.plans.compression import KINDS
-
     if text == "all":
         return tuple(KINDS)
     return () if text == "none" else _names(text) or ()

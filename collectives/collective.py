@@ -49,9 +49,14 @@ class Collective:
     aggregation: Aggregation | None
     operation: type[Operation]
 
-    def terms(self, world_size: int) -> Terms:
-        """Return the closed form that is assumed unless told otherwise."""
-        return next(iter(self.algorithms.values()))(world_size)
+    def terms(self, world_size: int, algorithm: str | None = None) -> Terms:
+        """Return the closed form of ``algorithm`` if it has one of that name.
+
+        Otherwise that of its first algorithm, which is assumed unless told otherwise.
+        """
+        assumed = next(iter(self.algorithms.values()))
+        form = self.algorithms.get(algorithm or "", assumed)
+        return form(world_size)
 
     def messages(self, world_size: int) -> int:
         """Return how many messages a rank receives at the end, and decodes."""

@@ -29,6 +29,11 @@ COLLECTIVES: dict[str, Collective] = {
 Those that aggregate may carry the buckets of a plan.
 """
 
+ALGORITHMS = tuple(
+    dict.fromkeys(name for known in COLLECTIVES.values() for name in known.algorithms)
+)
+"""The names of all their closed forms."""
+
 
 def check_known(names: Iterable[str]) -> None:
     """Check that every one of ``names`` is a collective.

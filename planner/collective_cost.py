@@ -36,11 +36,14 @@ def carry(curve: CostCurve, there: Terms, here: Terms) -> CostCurve:
     return curve.stretched(sizes=messages / volume, seconds=messages)
 
 
-def collective_curve(network: Network, collective: str, world_size: int) -> CostCurve:
+def collective_curve(
+    network: Network, collective: str, world_size: int, algorithm: str | None = None
+) -> CostCurve:
     """Return what ``collective`` costs among ``world_size`` ranks of ``network``.
 
     As measured, if at this world size; else carried from the measured world size; else
-    built from the measured point-to-point cost.
+    built from the measured point-to-point cost. ``algorithm`` names the closed form for
+    those collectives that have it.
 
     Raises:
         InputError: neither was measured, or it was measured on one rank only.
@@ -55,13 +58,14 @@ def collective_curve(network: Network, collective: str, world_size: int) -> Cost
             f"network has no cost for {collective}: benchmark it, or give its samples "
             "or fit, or those of point_to_point"
         )
-    there = COLLECTIVES[source].terms(network.world_size)
+    there = COLLECTIVES[source].terms(network.world_size, algorithm)
     if there.messages == 0:
         raise InputError(
             f"network was measured with 1 rank and tells nothing of {world_size}: "
             "benchmark it with at least 2"
         )
-    return carry(measured(cost), there, COLLECTIVES[collective].terms(world_size))
+    here = COLLECTIVES[collective].terms(world_size, algorithm)
+    return carry(measured(cost), there, here)
 
 
 def best_bus_bandwidth(network: Network) -> float:

@@ -41,7 +41,7 @@ def make_problem(
     if patterns is not None:
         patterns = tuple(patterns)
         _check_patterns(profile, patterns)
-    prices = Prices(profile, network, ranks, patterns)
+    prices = Prices(profile, network, ranks, patterns, settings.algorithm)
     tensors = profile.tensors
     ready = profile.forward_s + np.array([tensor.ready_s for tensor in tensors])
     backward_end = profile.forward_s + profile.backward_s

@@ -99,12 +99,15 @@ class Prices:
         dense_layers: patterns (``fnmatch``) of layers or tensors that are never
             compressed. None: the last layer, whose gradient is ready first, of
             the methods whose specs say so.
+        algorithm: the closed form that carries costs to another world size, for the
+            collectives that have one of this name; None: each one's first.
     """
 
     profile: Profile
     network: Network
     world_size: int
     dense_layers: tuple[str, ...] | None = None
+    algorithm: str | None = None
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
 
     def curve(self, collective: str) -> CostCurve:
@@ -115,7 +118,7 @@ class Prices:
         """
         if collective not in self._curves:
             self._curves[collective] = collective_curve(
-                self.network, collective, self.world_size
+                self.network, collective, self.world_size, self.algorithm
             )
         return self._curves[collective]
 

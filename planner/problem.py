@@ -35,8 +35,9 @@ class Settings:
     Attributes:
         world_size: number of ranks to plan for. None: as measured; another one is an
             extrapolation, and the plan says so.
-        algorithm: which closed form carries an all-reduce to another world size, one of
-            the ``algorithms`` of that collective. None: the ring's.
+        algorithm: which closed form carries costs to another world size, for the
+            collectives that have one of this name among their ``algorithms``. None:
+            each one's first.
         link_bytes_per_s: a rank's link speed, for the lower bound. None: the best bus
             bandwidth that the network shows.
         compressor: forced upon every bucket, one of the names of ``METHODS``. None:

@@ -207,10 +207,13 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
     gain = 1 - merged.iteration_s / today.iteration_s
     most = 1 - planned.iteration_s / today.iteration_s
     if most <= WORTHWHILE:
-        return (
+        text = (
             f"nothing to gain: the best plan is {_percent(most)} faster than DDP's "
             f"buckets, and no dense plan beats {lower_bound_s * 1e3:.4g} ms"
         )
+        if all(SOLVERS[row.solver].is_baseline for row in rows if row.forced is None):
+            text += "; compression was not tried: solver auto chooses it"
+        return text
     if gain > most - WORTHWHILE:
         return (
             f"merge only: {_percent(gain)} less time than DDP's buckets, exactly dense"

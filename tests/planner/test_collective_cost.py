@@ -114,3 +114,15 @@ def test_a_plan_for_another_world_size_says_that_it_extrapolates(build):
     plan = planned(profile, network, world_size=64)
     assert plan.world_size == 64
     assert plan.predicted.extrapolated_from == 4
+
+
+def test_an_algorithm_carries_the_collectives_that_have_it(build):
+    """Tree: 2 lg P messages and volumes; from 4 to 16 ranks twice as much of both."""
+    network = build.network(4, allgather=build.fit((0, 1e-3, 1e-8)))
+    tree = collective_curve(network, "allreduce", 16, "binary_tree")
+    assert tree.affine == pytest.approx((2e-3, 2e-8))
+    ring = collective_curve(network, "allgather", 16)
+    assert (
+        collective_curve(network, "allgather", 16, "binary_tree").affine == ring.affine
+    )
+    assert ring.affine == pytest.approx((5e-3, 1.25e-8))

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from comm_plan.collectives.bandwidth import algbw, busbw
-from comm_plan.report.network import overview, rows, table
 from comm_plan.plans import CollectiveCost, Fit, Network, Sample, Segment
+from comm_plan.report.network import overview, rows, table
 
 FIT = Fit(
     segments=[Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=1e-8)],
