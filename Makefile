@@ -41,8 +41,9 @@ format: $(STAMP)  ## rewrite the code as the linters want it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schemas: $(STAMP)  ## write the JSON Schemas of the documents again
+schemas: $(STAMP)  ## write the documents' JSON Schemas and the table of methods again
 	$(BIN)/python -m comm_plan.plans.schemas
+	$(BIN)/python -m comm_plan.plans.compression.table
 
 docs: $(STAMP)  ## the site, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
