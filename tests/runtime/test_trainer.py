@@ -159,7 +159,9 @@ def test_density_warmup_is_by_epoch():
     assert {e.epoch: e.density_floor for e in events} == dict(enumerate(floors))
     for epoch, floor in enumerate(floors):
         now = TopK(density=max(floor, spec.density))
-        assert sent[epoch] == sum(map(now.message_nbytes, NUMELS))
+        assert sent[epoch] == sum(
+            now.message_nbytes(numels, "allgather") for numels in NUMELS
+        )
 
 
 def test_evaluation_leaves_the_training_alone():
