@@ -33,9 +33,9 @@ def relinked(markdown: str) -> str:
     return _LINK.sub(link, markdown)
 
 
-def on_config(config: MkDocsConfig) -> None:
+def on_startup(**_: object) -> None:
     """Copy the package's source to ``.pkg/api/comm_plan``."""
-    root = Path(config.config_file_path).parent
+    root = Path(__file__).parents[1]
     package = root / ".pkg" / "api" / "comm_plan"
     shutil.rmtree(package, ignore_errors=True)
     rooms = [init.parent for init in root.glob("[a-z]*/__init__.py")]
