@@ -144,6 +144,13 @@ def profile(
     compressors: Annotated[
         str, typer.Option(help="Cost them on the device: all, none, or names.")
     ] = "all",
+    under_communication: Annotated[
+        bool,
+        typer.Option(
+            "--under-communication",
+            help="Also measure the slow-down while all-reduces run beside it.",
+        ),
+    ] = False,
     backend: BackendOption = None,
     local_ranks: LocalRanks = None,
     json: Json = False,
@@ -165,6 +172,7 @@ def profile(
             device=where,
             iterations=iterations,
             transport=transport,
+            under_communication=under_communication,
             progress=lambda done, total: progress(done, total, "iterations"),
         )
         if transport.rank == 0:

@@ -39,11 +39,6 @@ class Compute:
     backward_end_s: float
     update_s: float
 
-    @property
-    def alone_s(self) -> float:
-        """Iteration time without communication and compression."""
-        return self.backward_end_s + self.update_s
-
 
 @dataclass(frozen=True, eq=False)
 class BucketTimes:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
@@ -98,9 +98,6 @@ class Document(Value):
         schema["required"] = [*head, *schema.get("required", [])]
         schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
         return schema
-
-
-AnyDocument = TypeVar("AnyDocument", bound=Document)
 
 
 def read_schema(path: str | os.PathLike[str]) -> object:

@@ -55,6 +55,7 @@ def measure(
     iterations: int = 30,
     warmup: int = 5,
     transport: Transport | None = None,
+    under_communication: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
     """Return the profile of ``workload``, which these iterations train.
@@ -64,8 +65,9 @@ def measure(
         device: ``cpu``, ``cuda`` or ``cuda:1``.
         iterations: how many to measure, 20 or more.
         warmup: how many to run before.
-        transport: on several ranks: every rank calls this, and all get one profile,
-            with a second pass beside a dummy all-reduce in ``under_communication``.
+        transport: on several ranks: every rank calls this, and all get one profile.
+        under_communication: on several ranks: measure a second time, beside a dummy
+            all-reduce, how much communication slows computation.
         progress: called with the number of iterations done and of all of a pass.
 
     Raises:
@@ -86,6 +88,8 @@ def measure(
     if transport is None or world_size == 1:
         return profile
     profile = slowest_of(transport.gather_objects(profile))
+    if not under_communication:
+        return profile
     numel = min(MAX_DUMMY_NUMEL, profile.model.parameters)
     with background_all_reduce(transport, numel):
         beside = trial.run(iterations, warmup, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.plans import Bucket, CompressorSpec, Plan, TopK
+from comm_plan.plans import Bucket, CompressorSpec, Plan
 
 Row = tuple[str, str]
 """What it is, and its value with its unit."""
@@ -23,11 +23,11 @@ def bucket_rows(plan: Plan) -> list[tuple[str, ...]]:
     return [_bucket(index, bucket) for index, bucket in enumerate(plan.buckets)]
 
 
-def compressor_text(spec: CompressorSpec) -> str:
-    """Return a compressor in a few words, such as ``topk 0.1 %``."""
-    if not isinstance(spec, TopK):
+def compressor_text(spec: CompressorSpec, tensors: int) -> str:
+    """Return the compressor of so many ``tensors``, such as ``topk 0.1 %``."""
+    densities = spec.densities(tensors)
+    if not spec.sparse:
         return spec.kind
-    densities = spec.density if isinstance(spec.density, tuple) else (spec.density,)
     low, high = f"{100 * min(densities):.3g} %", f"{100 * max(densities):.3g} %"
     return f"{spec.kind} {low}" if low == high else f"{spec.kind} {low} to {high}"
 
@@ -38,7 +38,7 @@ def _bucket(index: int, bucket: Bucket) -> tuple[str, ...]:
         str(len(bucket.tensors)),
         bucket.tensors[0],
         bucket.tensors[-1],
-        compressor_text(bucket.compressor),
+        compressor_text(bucket.compressor, len(bucket.tensors)),
         bucket.collective,
     )
 

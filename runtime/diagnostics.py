@@ -22,7 +22,8 @@ import torch
 
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
-from comm_plan.plans import TopK, check_writable, selected
+from comm_plan.plans import check_writable, selected
+from comm_plan.plans.compression import Spec
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
 
@@ -91,8 +92,10 @@ def _check(path: Path) -> None:
         )
 
 
-def _densities(spec: object, tensors: int) -> tuple[float, ...] | None:
-    return spec.densities(tensors) if isinstance(spec, TopK) else None
+def _densities(spec: Spec, tensors: int) -> tuple[float, ...] | None:
+    """Return the share of each tensor that every step sends, if it is fixed."""
+    fixed = spec.sparse and not spec.variable_length
+    return spec.densities(tensors) if fixed else None
 
 
 def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:

@@ -21,7 +21,7 @@ COMPUTE = Compute(np.array([1.0, 2.0, 4.0]), backward_end_s=4.5, update_s=0.5)
 def test_zero_cost_communication_exposes_nothing():
     timeline = simulate(COMPUTE, np.array([1, 2, 3]), _times([0, 0, 0]))
     assert timeline.exposed_s == 0
-    assert timeline.iteration_s == COMPUTE.alone_s == 5.0
+    assert timeline.iteration_s == 5.0
 
 
 def test_buckets_pass_the_channel_first_in_first_out():
@@ -81,4 +81,4 @@ def test_lower_bound_is_reached_by_one_tensor_on_a_link_without_start_up():
 
 def test_lower_bound_on_an_infinite_link_is_the_computation():
     bound = lower_bound_s(COMPUTE, np.array([10, 10, 10]), 8, float("inf"))
-    assert bound == COMPUTE.alone_s
+    assert bound == COMPUTE.backward_end_s + COMPUTE.update_s

@@ -168,7 +168,12 @@ def test_backward_is_bound_by_who_is_busy_all_the_time(host_s, who):
 
 
 def measure_on(transport, models):
-    return measure(Toy(models[transport.rank]), iterations=20, transport=transport)
+    return measure(
+        Toy(models[transport.rank]),
+        iterations=20,
+        transport=transport,
+        under_communication=True,
+    )
 
 
 def test_all_ranks_get_one_profile_with_the_slowdown_under_communication():

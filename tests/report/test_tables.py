@@ -140,4 +140,4 @@ def test_every_bucket_has_its_row():
 
 
 def test_a_density_per_tensor_is_shown_as_a_range():
-    assert compressor_text(TopK(density=(0.01, 0.001))) == "topk 0.1 % to 1 %"
+    assert compressor_text(TopK(density=(0.01, 0.001)), 2) == "topk 0.1 % to 1 %"
