@@ -33,7 +33,7 @@ FLOAT_NBYTES = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One size; bandwidths in 1e9 bytes per second, ``wrong`` results if counted."""
 
     nbytes: int
@@ -49,7 +49,7 @@ class Row:
     p95_us: float | None = None
 
 
-def samples(rows: Iterable[Row], source: str) -> tuple[Sample, ...]:
+def samples(rows: Iterable[ResultRow], source: str) -> tuple[Sample, ...]:
     """Return the samples of ``rows``, those of 0 bytes left out.
 
     Raises:
@@ -61,7 +61,7 @@ def samples(rows: Iterable[Row], source: str) -> tuple[Sample, ...]:
     return merged(kept)
 
 
-def _sample(row: Row, source: str) -> Sample:
+def _sample(row: ResultRow, source: str) -> Sample:
     if row.wrong > 0:
         raise DocumentError(
             f"{source}: {row.wrong:g} wrong results at {row.nbytes} bytes: its times "
@@ -80,7 +80,7 @@ def _sample(row: Row, source: str) -> Sample:
     )
 
 
-def collective_of(rows: Sequence[Row], program: str | None, source: str) -> str:
+def collective_of(rows: Sequence[ResultRow], program: str | None, source: str) -> str:
     """Return the collective that ``program`` or, if None, the largest row tells.
 
     Raises:
@@ -94,7 +94,7 @@ def collective_of(rows: Sequence[Row], program: str | None, source: str) -> str:
     return PROGRAMS[program]
 
 
-def _told_by(row: Row, source: str) -> str:
+def _told_by(row: ResultRow, source: str) -> str:
     reduces, rooted = row.redop != "none", row.root >= 0
     if reduces and not rooted and row.algbw > 0:
         return "allreduce" if row.busbw / row.algbw > 0.99 else "reduce_scatter"
@@ -119,7 +119,7 @@ def program_of(collective: str) -> str:
     raise InputError(f"nccl-tests has no {collective}, only {known}")
 
 
-def rows_of(network: Network, collective: str) -> list[Row]:
+def rows_of(network: Network, collective: str) -> list[ResultRow]:
     """Return the samples of ``collective`` as rows; the time is the median.
 
     Raises:
@@ -131,10 +131,10 @@ def rows_of(network: Network, collective: str) -> list[Row]:
     return [_row(network.world_size, collective, sample) for sample in cost.samples]
 
 
-def _row(world_size: int, collective: str, sample: Sample) -> Row:
+def _row(world_size: int, collective: str, sample: Sample) -> ResultRow:
     parts = world_size if collective in ("allgather", "reduce_scatter") else 1
     bus = busbw(collective, world_size, sample.nbytes, sample.median_s)
-    return Row(
+    return ResultRow(
         nbytes=sample.nbytes,
         time_us=sample.median_s * 1e6,
         algbw=algbw(sample.nbytes, sample.median_s) / 1e9,

@@ -24,7 +24,7 @@ from comm_plan.commbench.measurement import Measurement
 from comm_plan.commbench.nccl_rows import (
     DEFAULT_ITERATIONS,
     SYNC,
-    Row,
+    ResultRow,
     collective_of,
     program_of,
     rows_of,
@@ -49,7 +49,7 @@ class _Run:
     ranks: int = 1
     iterations: int = DEFAULT_ITERATIONS
     backend: str = "nccl"
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
 
 
 def recognises(text: str) -> bool:
@@ -129,13 +129,15 @@ def _columns(line: str) -> list[str]:
     return names if {"size", "algbw", "busbw"} <= set(names) else []
 
 
-def _row(columns: Sequence[str], tokens: Sequence[str], iterations: int) -> Row | None:
+def _row(
+    columns: Sequence[str], tokens: Sequence[str], iterations: int
+) -> ResultRow | None:
     """Return the row that ``tokens`` are under ``columns``, None if they are none."""
     cells: dict[str, str] = {}
     for name, token in zip(columns, tokens, strict=False):
         cells.setdefault(name, token)
     try:
-        return Row(
+        return ResultRow(
             nbytes=int(cells["size"]),
             time_us=float(cells["cputime" if "cputime" in cells else "time"]),
             algbw=float(cells["algbw"]),
@@ -189,7 +191,7 @@ def _rank_line(network: Network, rank: int) -> str:
     return f"#  Rank {rank:2d} Group  0 Pid      0 on {host:>10} device  0 [0x00] none"
 
 
-def _line(row: Row) -> str:
+def _line(row: ResultRow) -> str:
     size = f"{row.nbytes:>12}  {row.count:>12}"
     kind = f"  {'float':>8}  {row.redop:>6}  {row.root:>6}"
     times = f"{row.time_us:.2f}", f"{row.algbw:.2f}", f"{row.busbw:.2f}", "0"

@@ -17,7 +17,7 @@ from comm_plan.commbench.measurement import Measurement
 from comm_plan.commbench.nccl_rows import (
     DEFAULT_ITERATIONS,
     SYNC,
-    Row,
+    ResultRow,
     collective_of,
     program_of,
     rows_of,
@@ -81,12 +81,12 @@ def _measurement(report: Mapping[str, Any], source: str) -> Measurement:
     )
 
 
-def _row(result: Mapping[str, Any], iterations: int) -> Row:
+def _row(result: Mapping[str, Any], iterations: int) -> ResultRow:
     place = "out_of_place" if result.get("out_of_place") else "in_place"
     times = result[place]
     single = result.get(f"{place}_per_iter", {})
     time_us = times["cpu_time"] if "cpu_time" in times else times["time"]
-    return Row(
+    return ResultRow(
         nbytes=int(result["size"]),
         time_us=float(single.get("p50_us", time_us)),
         algbw=float(times["alg_bw"]),
@@ -124,7 +124,7 @@ def write(network: Network, collective: str) -> str:
     return json.dumps(report, indent=2) + "\n"
 
 
-def _result(row: Row) -> dict[str, Any]:
+def _result(row: ResultRow) -> dict[str, Any]:
     times = {
         "time": row.time_us,
         "alg_bw": row.algbw,

@@ -55,7 +55,7 @@ WARM_UPS = (5, 1)
 
 BUDGET_S = 90.0
 
-Progress = Callable[[int, int, str], None]
+SweepProgress = Callable[[int, int, str], None]
 
 
 def geometric_sizes(
@@ -91,7 +91,7 @@ def measure(
     collectives: Sequence[str] = tuple(COLLECTIVES),
     sizes: Sequence[int] | None = None,
     budget_s: float = BUDGET_S,
-    progress: Progress | None = None,
+    progress: SweepProgress | None = None,
 ) -> Network:
     """Measure and fit ``collectives``; every rank calls this together.
 

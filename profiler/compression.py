@@ -28,7 +28,7 @@ from comm_plan.errors import InputError
 from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler.environment import usable_device
-from comm_plan.profiler.timings import Progress
+from comm_plan.profiler.timings import PassProgress
 
 DENSITIES = (0.1, 0.01, 0.001)
 SMALLEST_NUMEL = 2**10
@@ -48,7 +48,7 @@ def compression_costs(
     kinds: Sequence[str] = tuple(KINDS),
     densities: Sequence[float] = DENSITIES,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: PassProgress | None = None,
 ) -> dict[str, tuple[CompressionCost, ...]]:
     """Return the ``compression`` of a profile.
 

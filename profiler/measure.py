@@ -35,7 +35,13 @@ from comm_plan.profiler.environment import (
 )
 from comm_plan.profiler.interference import background_all_reduce
 from comm_plan.profiler.ranks import slowest_of
-from comm_plan.profiler.timings import Measurable, Progress, Seconds, Timings, Trial
+from comm_plan.profiler.timings import (
+    Measurable,
+    PassProgress,
+    SecondsArray,
+    Timings,
+    Trial,
+)
 from comm_plan.transports.base import Transport
 
 MIN_ITERATIONS = 20
@@ -56,7 +62,7 @@ def measure(
     warmup: int = 5,
     transport: Transport | None = None,
     under_communication: bool = False,
-    progress: Progress | None = None,
+    progress: PassProgress | None = None,
 ) -> Profile:
     """Return the profile of ``workload``, which these iterations train.
 
@@ -180,7 +186,7 @@ def bound_by(timings: Timings) -> str:
     return "host" if busy else "device"
 
 
-def _spread(times_s: Seconds) -> Spread:
+def _spread(times_s: SecondsArray) -> Spread:
     p05_s, p95_s = np.percentile(times_s, [5, 95])
     return Spread(p05_s=float(p05_s), p95_s=float(p95_s))
 

@@ -21,8 +21,8 @@ from torch import nn
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
 
-Seconds = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
+SecondsArray = npt.NDArray[np.float64]
+PassProgress = Callable[[int, int], None]
 
 FORWARD, BACKWARD, UPDATE, DONE = range(4)
 """Moments at which a part of the iteration starts; those of the tensors follow."""
@@ -72,11 +72,11 @@ class Timings:
         orders: the tensors in the order in which their hooks ran.
     """
 
-    forward_s: Seconds
-    backward_s: Seconds
-    update_s: Seconds
-    host_backward_s: Seconds
-    ready_s: Seconds
+    forward_s: SecondsArray
+    backward_s: SecondsArray
+    update_s: SecondsArray
+    host_backward_s: SecondsArray
+    ready_s: SecondsArray
     orders: tuple[tuple[int, ...], ...]
 
 
@@ -105,7 +105,7 @@ class Trial:
         )
 
     def run(
-        self, iterations: int, warmup: int, progress: Progress | None = None
+        self, iterations: int, warmup: int, progress: PassProgress | None = None
     ) -> Timings:
         """Return the times of ``iterations`` iterations after ``warmup`` others.
 
@@ -158,7 +158,9 @@ class Trial:
 
 
 def _timings(
-    moments: Seconds, host_backward_s: Seconds, orders: tuple[tuple[int, ...], ...]
+    moments: SecondsArray,
+    host_backward_s: SecondsArray,
+    orders: tuple[tuple[int, ...], ...],
 ) -> Timings:
     spans = np.diff(moments[:, :FIRST_TENSOR], axis=1)
     return Timings(

@@ -14,7 +14,7 @@ from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample
 
 
 @dataclass(frozen=True)
-class Size:
+class MeasuredSize:
     """One size of one collective.
 
     Attributes:
@@ -32,12 +32,12 @@ class Size:
     fit_error: float | None
 
 
-def rows(network: Network, collective: str) -> Iterator[Size]:
+def rows(network: Network, collective: str) -> Iterator[MeasuredSize]:
     """Yield a row for every sample of ``collective``, in order of size."""
     cost = network.collectives[collective]
     for sample in cost.samples:
         fit_s = cost.fit.seconds(sample.nbytes) if cost.fit else None
-        yield Size(
+        yield MeasuredSize(
             sample=sample,
             algbw=algbw(sample.nbytes, sample.median_s),
             busbw=busbw(collective, network.world_size, sample.nbytes, sample.median_s),
@@ -89,7 +89,7 @@ def table(network: Network, collective: str) -> Table:
     return result
 
 
-def _cells(row: Size) -> tuple[str, ...]:
+def _cells(row: MeasuredSize) -> tuple[str, ...]:
     sample = row.sample
     return (
         _bytes(sample.nbytes),

@@ -12,7 +12,7 @@ from typing import Any
 
 from comm_plan.report.timeline import ROWS, Span, Timeline
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def to_trace(timelines: Sequence[Timeline]) -> str:
@@ -25,7 +25,7 @@ def to_trace(timelines: Sequence[Timeline]) -> str:
     return json.dumps(trace, indent=1, allow_nan=False) + "\n"
 
 
-def _names(pid: int, timeline: Timeline) -> Iterator[Event]:
+def _names(pid: int, timeline: Timeline) -> Iterator[TraceEvent]:
     yield _metadata("process_name", pid, 0, {"name": timeline.title})
     yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
     for tid, row in enumerate(ROWS, start=1):
@@ -33,11 +33,11 @@ def _names(pid: int, timeline: Timeline) -> Iterator[Event]:
         yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
 
 
-def _metadata(name: str, pid: int, tid: int, args: Event) -> Event:
+def _metadata(name: str, pid: int, tid: int, args: TraceEvent) -> TraceEvent:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
-def _events(pid: int, timeline: Timeline) -> Iterator[Event]:
+def _events(pid: int, timeline: Timeline) -> Iterator[TraceEvent]:
     for tid, row in enumerate(ROWS, start=1):
         for span in timeline.row(row):
             yield {
@@ -52,8 +52,8 @@ def _events(pid: int, timeline: Timeline) -> Iterator[Event]:
             }
 
 
-def _args(span: Span) -> Event:
-    args: Event = {}
+def _args(span: Span) -> TraceEvent:
+    args: TraceEvent = {}
     if span.bucket is not None:
         args["bucket"] = span.bucket
     if span.detail:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.plans import Bucket, CompressorSpec, Plan
-
-Row = tuple[str, str]
-"""What it is, and its value with its unit."""
+from comm_plan.report.facts import Fact
 
 BUCKET_HEADER = ("bucket", "tensors", "first", "last", "compressor", "collective")
 
 
-def plan_rows(plan: Plan) -> list[Row]:
+def plan_rows(plan: Plan) -> list[Fact]:
     """Return the summary of a plan, its baselines from the slowest to the fastest."""
     return [*_setting(plan), *_prediction(plan)]
 
@@ -43,14 +41,14 @@ def _bucket(index: int, bucket: Bucket) -> tuple[str, ...]:
     )
 
 
-def _setting(plan: Plan) -> Iterator[Row]:
+def _setting(plan: Plan) -> Iterator[Fact]:
     yield "plan", f"{plan.solver} for {plan.model.name}"
     yield "ranks", f"{plan.world_size} x {plan.backend}"
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
     yield "buckets", f"{len(plan.buckets)} of {tensors} tensors"
 
 
-def _prediction(plan: Plan) -> Iterator[Row]:
+def _prediction(plan: Plan) -> Iterator[Fact]:
     predicted = plan.predicted
     if predicted is None:
         return

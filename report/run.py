@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.plans import BucketTraffic, RunRecord
-
-Row = tuple[str, str]
-"""What it is, and its value with its unit."""
+from comm_plan.report.facts import Fact
 
 
-def run_rows(record: RunRecord) -> list[Row]:
+def run_rows(record: RunRecord) -> list[Fact]:
     """Return the summary of a run; what was not recorded has no row."""
     return [*_setting(record), *_times(record), *_traffic(record), *_quality(record)]
 
@@ -51,7 +49,7 @@ def _bucket_traffic(index: int, bucket: BucketTraffic) -> tuple[str, ...]:
     )
 
 
-def _setting(record: RunRecord) -> Iterator[Row]:
+def _setting(record: RunRecord) -> Iterator[Fact]:
     yield "workload", record.workload
     yield "plan", f"{record.solver} for {record.world_size} x {record.backend}"
     steps = str(record.steps)
@@ -60,7 +58,7 @@ def _setting(record: RunRecord) -> Iterator[Row]:
     yield "steps", steps
 
 
-def _times(record: RunRecord) -> Iterator[Row]:
+def _times(record: RunRecord) -> Iterator[Fact]:
     measured = record.iteration
     if measured.count == 0:
         return
@@ -77,7 +75,7 @@ def _times(record: RunRecord) -> Iterator[Row]:
         )
 
 
-def _traffic(record: RunRecord) -> Iterator[Row]:
+def _traffic(record: RunRecord) -> Iterator[Fact]:
     traffic = record.traffic
     if traffic is None:
         return
@@ -92,7 +90,7 @@ def _traffic(record: RunRecord) -> Iterator[Row]:
         yield "network interfaces, per step", units.nbytes(traffic.interface_tx_nbytes)
 
 
-def _quality(record: RunRecord) -> Iterator[Row]:
+def _quality(record: RunRecord) -> Iterator[Fact]:
     if record.final_loss is not None:
         yield "training loss, last", f"{record.final_loss:.4g}"
     last = {evaluation.metric: evaluation for evaluation in record.evaluations}

@@ -19,7 +19,7 @@ from comm_plan.report.timeline import Lane, Span, Timeline
 FloatArray = npt.NDArray[np.float64]
 
 
-class Row(Protocol):
+class ComparedPlan(Protocol):
     """What is shown of one solver's plan."""
 
     @property
@@ -51,7 +51,7 @@ class Row(Protocol):
         """The most compressed bucket's ratio; 1: dense."""
 
 
-class Rows(Protocol):
+class Comparison(Protocol):
     """What is shown of solvers side by side."""
 
     @property
@@ -59,7 +59,7 @@ class Rows(Protocol):
         """A time that no dense plan beats."""
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[ComparedPlan]:
         """The solvers."""
 
     @property
@@ -71,7 +71,7 @@ class Rows(Protocol):
         """The measured number of ranks where it is another one."""
 
 
-class BucketTimes(Protocol):
+class DrawnTimes(Protocol):
     """What is drawn of the buckets' costs."""
 
     @property
@@ -83,11 +83,11 @@ class BucketTimes(Protocol):
         """[B] seconds of collective calls."""
 
 
-class Schedule(Protocol):
+class DrawnSchedule(Protocol):
     """What is drawn of an iteration."""
 
     @property
-    def times(self) -> BucketTimes:
+    def times(self) -> DrawnTimes:
         """What each bucket costs."""
 
     @property
@@ -115,7 +115,7 @@ class Schedule(Protocol):
         """What free communication would save."""
 
 
-def solver_table(summary: Rows, chosen: Row) -> Table:
+def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
     """Return every solver's prediction; the row ``chosen`` stands out."""
     title = f"predicted with {summary.world_size} ranks"
     if summary.extrapolated_from is not None:
@@ -141,7 +141,7 @@ def solver_table(summary: Rows, chosen: Row) -> Table:
 
 
 def what_if_table(
-    summaries: Sequence[Rows], solvers: Sequence[str], measured: int
+    summaries: Sequence[Comparison], solvers: Sequence[str], measured: int
 ) -> Table:
     """Return solvers' iteration times over numbers of ranks.
 
@@ -170,7 +170,7 @@ def what_if_table(
 
 
 def timeline(
-    name: str, schedule: Schedule, *, forward_s: float, update_s: float
+    name: str, schedule: DrawnSchedule, *, forward_s: float, update_s: float
 ) -> Timeline:
     """Return a simulated iteration as spans.
 

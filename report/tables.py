@@ -8,11 +8,10 @@ from rich.table import Table
 
 from comm_plan import units
 from comm_plan.plans import Document, Network, Plan, Profile, RunRecord, Spread
+from comm_plan.report.facts import Fact
 from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
 from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
-
-Row = tuple[str, str]
 
 LARGEST = 10  # tensors of a profile that are listed
 
@@ -48,7 +47,7 @@ def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
         )
 
 
-def profile_rows(profile: Profile) -> list[Row]:
+def profile_rows(profile: Profile) -> list[Fact]:
     """Return the summary of a profile."""
     rows = [
         ("model", f"{profile.model.name}, {profile.model.parameters:,} parameters"),
@@ -106,7 +105,7 @@ def _with_spread(value_s: float, spread: Spread | None) -> str:
     return f"{text}, 5 % to 95 %: {low} to {high}"
 
 
-def _summary(title: str, rows: Sequence[Row]) -> Table:
+def _summary(title: str, rows: Sequence[Fact]) -> Table:
     table = Table(title=title, show_header=False)
     for row in rows:
         table.add_row(*row)

@@ -39,7 +39,7 @@ from comm_plan.runtime.agreement import check_plan, check_ranks
 from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
-from comm_plan.runtime.hooks import Callbacks, Place, attach
+from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.step import OnNonFinite, SecondMoments, Setup, Step
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
@@ -220,7 +220,7 @@ class Engine:
             self._current.graph_task = graph_task
         return first
 
-    def _on_gradient(self, place: Place, parameter: nn.Parameter) -> None:
+    def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         self._current.add(place, parameter)
 
     def _on_optimizer(self) -> None:
@@ -273,10 +273,10 @@ class Engine:
         logger.warning("%s: the step is skipped on all ranks", message)
 
 
-def _places(plan: Plan) -> Iterator[Place]:
+def _places(plan: Plan) -> Iterator[ParameterPlace]:
     for number, bucket in enumerate(plan.buckets):
         for index, name in enumerate(bucket.tensors):
-            yield Place(name, number, index)
+            yield ParameterPlace(name, number, index)
 
 
 def _exact_second_moments(

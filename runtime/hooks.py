@@ -44,7 +44,7 @@ NO_BACKWARD = -1
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Where a parameter is in the plan."""
 
     name: str
@@ -69,13 +69,15 @@ class Callbacks:
     listening: Callable[[], bool]
     on_forward: Callable[[], None]
     on_backward: Callable[[int], bool]
-    on_gradient: Callable[[Place, nn.Parameter], None]
+    on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[], None]
 
 
 def attach(
-    model: nn.Module, places: Mapping[nn.Parameter, Place], callbacks: Callbacks
+    model: nn.Module,
+    places: Mapping[nn.Parameter, ParameterPlace],
+    callbacks: Callbacks,
 ) -> ExitStack:
     """Hook ``model``, its parameters and all optimizers.
 
@@ -132,7 +134,7 @@ class _Hooks:
         if self._callbacks.listening():
             self._watch_backward()
 
-    def on_gradient(self, place: Place, parameter: nn.Parameter) -> None:
+    def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         """Hand on a complete gradient."""
         if self._callbacks.listening():
             self._watch_backward()

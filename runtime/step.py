@@ -28,7 +28,7 @@ from comm_plan.errors import InputError, RunError
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.communication import CommunicationThread, Pending
 from comm_plan.runtime.guard import Guard
-from comm_plan.runtime.hooks import Place
+from comm_plan.runtime.hooks import ParameterPlace
 from comm_plan.transports.base import Transport
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
@@ -93,7 +93,7 @@ class Step:
 
     # During backward
 
-    def add(self, place: Place, parameter: nn.Parameter) -> None:
+    def add(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         """Take the gradient of ``parameter``; launch what is complete with it.
 
         Raises:
@@ -116,7 +116,7 @@ class Step:
         self._launch_complete()
 
     def _admit(
-        self, place: Place, parameter: nn.Parameter, gradient: torch.Tensor
+        self, place: ParameterPlace, parameter: nn.Parameter, gradient: torch.Tensor
     ) -> None:
         """Hand the flat ``gradient`` to its bucket; keep inf and NaN out."""
         bucket = self._setup.buckets[place.bucket]

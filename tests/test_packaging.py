@@ -54,6 +54,26 @@ def test_planning_needs_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_solving_loads_no_solver_that_is_not_asked_for(tmp_path):
+    examples = ROOT / "plans" / "examples"
+    words = [
+        "solve",
+        str(examples / "resnet50.profile.json"),
+        str(examples / "10gbe-16.network.json"),
+        *("-o", str(tmp_path / "plan.json")),
+    ]
+    code = (
+        "import os, sys\nfrom comm_plan.cli import app\n"
+        f"app({words!r}, standalone_mode=False)\n"
+        "unused = {'auto', 'lags', 'slgs', 'joint'}\n"
+        "loaded = {m for m in unused if f'comm_plan.planner.{m}' in sys.modules}\n"
+        "rooms = ('torch', 'comm_plan.runtime', 'comm_plan.profiler')\n"
+        "sys.exit(str(loaded) if loaded else any(r in sys.modules for r in rooms))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()
+
+
 def test_pre_commit_runs_the_linters_of_make_lint():
     linters = re.search(r"^LINTERS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()

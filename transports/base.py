@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-Operation = Literal["sum", "max"]
+Reduction = Literal["sum", "max"]
 
 
 class Transport(ABC):
@@ -38,7 +38,7 @@ class Transport(ABC):
     device: torch.device
 
     @abstractmethod
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce ``tensor`` [n] over all ranks, in place.
 
         int8 sums must stay within [-127, 127]: some engines saturate, others wrap.

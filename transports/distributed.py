@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError, PeerError
 from comm_plan.transports.backends import Joining
-from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.base import Reduction, Transport
 from comm_plan.transports.links import reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
@@ -57,7 +57,7 @@ class TorchTransport(Transport):
                 device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce in place; gloo sums along a ring."""
         with _named("all-reduce"):
             dist.all_reduce(tensor, op=_OPERATIONS[operation], group=self._group)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.base import Reduction, Transport
 
 
 class LocalTransport(Transport):
@@ -24,7 +24,7 @@ class LocalTransport(Transport):
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Leave ``tensor`` as it is."""
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:

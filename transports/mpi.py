@@ -20,7 +20,7 @@ import torch
 
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.transports.backends import Joining
-from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.base import Reduction, Transport
 from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
 
 try:
@@ -59,7 +59,7 @@ class MpiTransport(Transport):
         self.world_size = self._comm.Get_size()
         self.device = device or torch.device("cpu")
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce in place."""
         if tensor.dtype in _HALF:
             self._reduce_half(tensor, operation)
@@ -141,7 +141,7 @@ class MpiTransport(Transport):
         """End every rank of the run."""
         MPI.COMM_WORLD.Abort(exit_code)
 
-    def _reduce_half(self, tensor: torch.Tensor, operation: Operation) -> None:
+    def _reduce_half(self, tensor: torch.Tensor, operation: Reduction) -> None:
         if operation == "max":
             wide = tensor.float()
             self.all_reduce(wide, "max")

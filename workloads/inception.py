@@ -14,14 +14,14 @@ from torch import nn
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy, random_images
 
-Size = int | tuple[int, int]
+KernelSize = int | tuple[int, int]
 
 
 class Conv(nn.Sequential):
     """Convolution, batch normalisation, ReLU; keeps the image's size by default."""
 
     def __init__(
-        self, channels: int, out_channels: int, size: Size, *, valid: int = 0
+        self, channels: int, out_channels: int, size: KernelSize, *, valid: int = 0
     ) -> None:
         """Make the layer; ``valid`` is the stride of one without padding, 0: pad."""
         height, width = (size, size) if isinstance(size, int) else size
@@ -47,7 +47,7 @@ class Branches(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], 1)
 
 
-def _chain(channels: int, *layers: tuple[int, Size]) -> list[nn.Module]:
+def _chain(channels: int, *layers: tuple[int, KernelSize]) -> list[nn.Module]:
     """Return convolutions one after the other, each (output channels, size)."""
     chain: list[nn.Module] = []
     for out_channels, size in layers:
@@ -103,7 +103,7 @@ def _reduction_a() -> nn.Module:
 
 def _inception_b() -> nn.Module:
     """Figure 5."""
-    deep: list[tuple[int, Size]] = [
+    deep: list[tuple[int, KernelSize]] = [
         (192, 1),
         (192, (7, 1)),
         (224, (1, 7)),

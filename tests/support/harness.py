@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.transports.base import Operation, Transport
+from comm_plan.transports.base import Reduction, Transport
 
 MAX_RANKS = 9
 TIMEOUT_S = 60.0
@@ -126,7 +126,7 @@ class ThreadTransport(Transport):
             raise CollectiveError(f"ranks disagree: {[made for made, _ in calls]}")
         return [sent.clone() for _, sent in calls]
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation = "sum") -> None:
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce in rank order."""
         parts = self._tensors(f"all-reduce {operation}", tensor)
         if operation == "max":
