@@ -17,6 +17,10 @@ Every message is one line that names the value and the remedy; the command line 
 it as it is.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class CommPlanError(Exception):
     """Base of every error that comm-plan raises on purpose."""
@@ -60,3 +64,8 @@ class CollectiveError(RunError):
 
 class NonFiniteError(RunError):
     """A gradient held inf or NaN and the run was told to stop on it."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    """Return what to raise for a ``name`` that is not in the registry ``known``."""
+    return InputError(f"{what} {name!r} is unknown: use one of {', '.join(known)}")

@@ -14,7 +14,7 @@ from comm_plan.collectives.collective import Collective
 from comm_plan.collectives.gtopk import GTOPK
 from comm_plan.collectives.point_to_point import POINT_TO_POINT
 from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
-from comm_plan.errors import InputError
+from comm_plan.errors import unknown
 
 COLLECTIVES: dict[str, Collective] = {
     "allreduce": ALLREDUCE,
@@ -43,5 +43,4 @@ def check_known(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in COLLECTIVES:
-            known = ", ".join(COLLECTIVES)
-            raise InputError(f"collective {name!r} is none of {known}")
+            raise unknown("collective", name, COLLECTIVES)

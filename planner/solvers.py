@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from comm_plan.errors import InputError
+from comm_plan.errors import unknown
 
 if TYPE_CHECKING:
     from comm_plan.planner.problem import Problem, Solution
@@ -56,6 +56,5 @@ def find_solver(name: str) -> Solver:
         InputError: there is none.
     """
     if name not in SOLVERS:
-        known = ", ".join(SOLVERS)
-        raise InputError(f"solver {name!r} is unknown: use one of {known}")
+        raise unknown("solver", name, SOLVERS)
     return SOLVERS[name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from comm_plan.errors import InputError
+from comm_plan.errors import unknown
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,5 @@ def find_backend(name: str) -> Backend:
         InputError: there is none.
     """
     if name not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise InputError(f"backend {name!r} is unknown: use one of {known}")
+        raise unknown("backend", name, BACKENDS)
     return BACKENDS[name]

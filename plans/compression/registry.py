@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
 
 from pydantic import Field, ValidationError
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, unknown
 from comm_plan.plans.compression.dense import Dense
 from comm_plan.plans.compression.half import Bf16, Fp16
 from comm_plan.plans.compression.qsgd import Qsgd
@@ -56,9 +56,7 @@ def spec_class(kind: str) -> type[Spec]:
         InputError: there is none.
     """
     if kind not in KINDS:
-        raise InputError(
-            f"compressor {kind!r} is unknown: known are {', '.join(KINDS)}"
-        )
+        raise unknown("compressor", kind, KINDS)
     return KINDS[kind]
 
 
@@ -74,8 +72,7 @@ def method(name: str, **options: object) -> tuple[Spec, str]:
         InputError: no such method, no such field, or a value out of range.
     """
     if name not in METHODS:
-        known = ", ".join(METHODS)
-        raise InputError(f"compressor {name!r} is unknown: use one of {known}")
+        raise unknown("compressor", name, METHODS)
     spec, collective = METHODS[name]
     given = {key: _read(value) for key, value in options.items()}
     try:

@@ -63,16 +63,48 @@ class Words(Spec):
         return (self,)
 
 
-class Vgc(Words):
-    """Variance-based: send an element once its mean outweighs its variance."""
+class Judged(Words):
+    """A method that judges an element by its variance, for which it keeps a v."""
 
-    kind: Literal["vgc"] = "vgc"
     alpha: Positive = 1.5  # higher: more compression
     zeta: Zeta = 0.999
 
+    needs_second_moments = True
+
+    def second_moment_at(self, density: float) -> float:
+        """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
+        return normal_threshold(density) ** 2 / self.alpha
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Residual and variance."""
+        return RESIDUAL, VARIANCE
+
+
+class Thresholded(Words):
+    """A method that sends sign * tau where the residual exceeds tau."""
+
+    tau: Positive  # higher: more compression
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a threshold of a hundredth, and other defaults."""
+        return cls.model_validate({"tau": DEFAULT_TAU})
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return the threshold that this share of normal gradients exceeds."""
+        fields = {"expected_density": density, "tau": normal_threshold(density)}
+        return cls.model_validate(fields)
+
+
+class Vgc(Judged):
+    """Variance-based: send an element once its mean outweighs its variance."""
+
+    kind: Literal["vgc"] = "vgc"
+
     methods = {"vgc": "allgather"}
     implementation = "vgc:VgcCompressor"
-    needs_second_moments = True
 
     @classmethod
     def example(cls) -> Self:
@@ -84,40 +116,20 @@ class Vgc(Words):
         """Return the expectation; :meth:`second_moment_at` makes it come true."""
         return cls(expected_density=density)
 
-    def second_moment_at(self, density: float) -> float:
-        """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
-        return normal_threshold(density) ** 2 / self.alpha
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """Residual and variance."""
-        return RESIDUAL, VARIANCE
-
     def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
         """Return the words and one exponent byte a tensor, padded to a word."""
         exponents = WORD_NBYTES * math.ceil(len(numels) / WORD_NBYTES)
         return exponents + super().message_nbytes(numels, collective)
 
 
-class Strom(Words):
+class Strom(Thresholded):
     """Send sign * tau where the residual exceeds tau."""
 
     kind: Literal["strom"] = "strom"
-    tau: Positive  # higher: more compression
 
     methods = {"strom": "allgather"}
     implementation = "strom:StromCompressor"
     needs_second_moments = False
-
-    @classmethod
-    def example(cls) -> Self:
-        """Return a threshold of a hundredth."""
-        return cls(tau=DEFAULT_TAU)
-
-    @classmethod
-    def at_density(cls, density: float) -> Self:
-        """Return the threshold that this share of normal gradients exceeds."""
-        return cls(expected_density=density, tau=normal_threshold(density))
 
     def second_moment_at(self, density: float) -> None:
         """Return None: it wants no second moments."""
@@ -128,33 +140,10 @@ class Strom(Words):
         return (RESIDUAL,)
 
 
-class Hybrid(Words):
+class Hybrid(Thresholded, Judged):
     """Variance-based and Strom together: both conditions must hold."""
 
     kind: Literal["hybrid"] = "hybrid"
-    tau: Positive
-    alpha: Positive = 1.5
-    zeta: Zeta = 0.999
 
     methods = {"hybrid": "allgather"}
     implementation = "hybrid:HybridCompressor"
-    needs_second_moments = True
-
-    @classmethod
-    def example(cls) -> Self:
-        """Return Strom's threshold and VGC's alpha and zeta."""
-        return cls(tau=DEFAULT_TAU)
-
-    @classmethod
-    def at_density(cls, density: float) -> Self:
-        """Return the threshold that this share of normal gradients exceeds."""
-        return cls(expected_density=density, tau=normal_threshold(density))
-
-    def second_moment_at(self, density: float) -> float:
-        """Return the v at which ``gradient ** 2 > alpha * v`` holds at ``density``."""
-        return normal_threshold(density) ** 2 / self.alpha
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """Residual and variance."""
-        return RESIDUAL, VARIANCE

@@ -149,7 +149,7 @@ def test_one_rank_is_told_to_start_more():
 
 
 def test_an_unknown_collective_is_named():
-    with pytest.raises(InputError, match="'alltoall' is none of allreduce"):
+    with pytest.raises(InputError, match="'alltoall' is unknown: use one of allreduce"):
         run_ranks(2, sweep, ("alltoall",))
 
 

@@ -77,5 +77,5 @@ def test_the_facts_of_a_compressor_are_those_of_its_spec(kind):
 
 
 def test_an_unknown_compressor_is_refused_with_those_known():
-    with pytest.raises(InputError, match="'zip' is unknown: known are dense"):
+    with pytest.raises(InputError, match="'zip' is unknown: use one of dense"):
         compressor_class("zip")

@@ -63,7 +63,7 @@ def test_progress_counts_every_point():
 
 
 def test_unknown_compressors_and_densities_are_refused():
-    with pytest.raises(InputError, match="'zip' is unknown: known are dense"):
+    with pytest.raises(InputError, match="'zip' is unknown: use one of dense"):
         compression_costs(10, kinds=["zip"])
     with pytest.raises(InputError, match=r"density is 1.5"):
         compression_costs(10, kinds=["topk"], densities=[1.5])
