@@ -42,7 +42,7 @@ def outcomes(ranks):
          "--nproc-per-node", str(ranks), str(ORACLE)],
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
