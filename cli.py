@@ -167,7 +167,7 @@ def profile(
     kinds = _kinds(compressors)
     with _connect(backend, device) as transport, screen.progress() as progress:
         where = str(transport.device)
-        found = measure(
+        measured = measure(
             model,
             device=where,
             iterations=iterations,
@@ -177,13 +177,13 @@ def profile(
         )
         if transport.rank == 0:
             costs = compression_costs(
-                found.model.parameters,
+                measured.model.parameters,
                 kinds=kinds,
                 device=where,
                 progress=lambda done, total: progress(done, total, "compressors"),
             )
-            found = found.model_copy(update={"compression": costs})
-    _finish(found, output, json)
+            measured = measured.model_copy(update={"compression": costs})
+    _finish(measured, output, json)
 
 
 @app.command()
@@ -217,12 +217,12 @@ def benchmark_network(
     if imported:
         from comm_plan.commbench.importing import load
 
-        found = load(imported, world_size=world_size, backend=_value(backend))
+        measured = load(imported, world_size=world_size, backend=_value(backend))
     else:
         _start_ranks(context, local_ranks, backend)
         check_writable(output)
-        found = _sweep(backend, device, collectives, max_nbytes, budget_s)
-    _finish(found, output, json)
+        measured = _sweep(backend, device, collectives, max_nbytes, budget_s)
+    _finish(measured, output, json)
 
 
 @app.command()

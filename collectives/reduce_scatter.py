@@ -34,8 +34,8 @@ class ReduceScatter(Operation):
         self.run()
         world_size = self.transport.world_size
         numbers = self.buffer - self.transport.rank
-        mine = numbers.view(world_size, -1)[self.transport.rank]
-        return self.part.equal(mine * world_size + self.rank_sum)
+        own_part = numbers.view(world_size, -1)[self.transport.rank]
+        return self.part.equal(own_part * world_size + self.rank_sum)
 
 
 REDUCE_SCATTER = Collective(

@@ -37,17 +37,20 @@ def load(
         MismatchError: the files, or they and ``world_size``, do not agree.
     """
     files = [str(path) for path in paths]
-    found = [part for path in files for part in _read(path, world_size)]
-    check_known(part.collective for part in found)
+    measurements = [part for path in files for part in _read(path, world_size)]
+    check_known(part.collective for part in measurements)
     names = ", ".join(files)
-    ranks = {part.world_size for part in found if part.world_size is not None}
+    ranks = {part.world_size for part in measurements if part.world_size is not None}
     if world_size is not None:
         ranks.add(world_size)
     return Network(
-        backend=backend or _only({part.backend for part in found}, "backend", names),
+        backend=backend
+        or _only({part.backend for part in measurements}, "backend", names),
         world_size=_only(ranks, "number of ranks", names),
-        hosts=tuple(dict.fromkeys(host for part in found for host in part.hosts)),
-        collectives=_costs(found),
+        hosts=tuple(
+            dict.fromkeys(host for part in measurements for host in part.hosts)
+        ),
+        collectives=_costs(measurements),
         environment={"imported_from": names},
     )
 
@@ -93,9 +96,9 @@ def _only(values: set[_T], what: str, names: str) -> _T:
     return values.pop()
 
 
-def _costs(found: Sequence[Measurement]) -> dict[str, CollectiveCost]:
+def _costs(measurements: Sequence[Measurement]) -> dict[str, CollectiveCost]:
     by_name = attrgetter("collective")
-    groups = groupby(sorted(found, key=by_name), key=by_name)
+    groups = groupby(sorted(measurements, key=by_name), key=by_name)
     return {name: _cost(list(group)) for name, group in groups}
 
 

@@ -70,11 +70,11 @@ def _least_ratio(
     while low < high:
         middle = (low + high) // 2
         mild = [option for option in options if option.ratio <= ratios[middle]]
-        found = _joint(problem, mild, limit_s)
-        if found is None:
+        within_limit = _joint(problem, mild, limit_s)
+        if within_limit is None:
             low = middle + 1
         else:
-            high, least = middle, found
+            high, least = middle, within_limit
     return least
 
 

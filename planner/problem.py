@@ -211,9 +211,9 @@ class Solution:
         rows = np.zeros((3, len(stops)))
         which = np.array([id(option) for option in self.options])
         for option in {id(option): option for option in self.options}.values():
-            mine = which == id(option)
-            a, b = starts[mine], stops[mine]
-            rows[0, mine] = option.compress_s[b] - option.compress_s[a]
-            rows[1, mine] = option.communicate_s(a, b)
-            rows[2, mine] = option.codec_s[b] - option.codec_s[a]
+            sent_so = which == id(option)
+            a, b = starts[sent_so], stops[sent_so]
+            rows[0, sent_so] = option.compress_s[b] - option.compress_s[a]
+            rows[1, sent_so] = option.communicate_s(a, b)
+            rows[2, sent_so] = option.codec_s[b] - option.codec_s[a]
         return BucketTimes(*rows)

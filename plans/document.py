@@ -199,9 +199,9 @@ def _parse(text: str, source: str) -> Mapping[str, Any]:
 
 
 def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) -> None:
-    found = raw.get("schema")
-    if found != schema:
-        raise DocumentError(f'{source}: schema is {found!r}, "{schema}" is needed')
+    stated = raw.get("schema")
+    if stated != schema:
+        raise DocumentError(f'{source}: schema is {stated!r}, "{schema}" is needed')
     if raw.get("version") != version:
         raise DocumentError(
             f"{source}: version {raw.get('version')!r} of {schema} is unknown, this "

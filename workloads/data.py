@@ -43,8 +43,8 @@ def shard_indices(
     generator = random_stream(seed, epoch)
     order = torch.randperm(samples, generator=generator)
     for start in range(0, samples - step_samples + 1, step_samples):
-        mine = start + rank * batch_size
-        yield order[mine : mine + batch_size].tolist()
+        first = start + rank * batch_size
+        yield order[first : first + batch_size].tolist()
 
 
 def shards(*tensors: torch.Tensor, batch_size: int) -> Batches:

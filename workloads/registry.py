@@ -134,9 +134,9 @@ def _make_importable(folder: Path) -> None:
 
 
 def _function(name: str, module: ModuleType, function: str) -> Callable[..., Any]:
-    found = getattr(module, function, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    make = getattr(module, function, None)
+    if callable(make):
+        return make  # type: ignore[no-any-return]
     own = [
         key
         for key, value in vars(module).items()
