@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,7 +100,15 @@ def test_a_rank_without_a_cuda_device_is_refused(one_of_four, monkeypatch):
         pass
 
 
-def test_without_mpi4py_the_remedy_is_named(one_of_four, monkeypatch):
+@pytest.fixture
+def mpi_unloaded(monkeypatch):
+    """Let the MPI transport be imported anew in this test, and forgotten after it."""
+    module = "comm_plan.transports.mpi"
+    monkeypatch.setitem(sys.modules, module, None)
+    del sys.modules[module]
+
+
+def test_without_mpi4py_the_remedy_is_named(one_of_four, mpi_unloaded, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with (
         pytest.raises(InputError, match=r"pip install comm-plan\[mpi\]"),
@@ -108,8 +117,9 @@ def test_without_mpi4py_the_remedy_is_named(one_of_four, monkeypatch):
         pass
 
 
-def test_an_mpi_without_threads_is_refused(one_of_four, monkeypatch):
-    mpi = SimpleNamespace(THREAD_SERIALIZED=2, Query_thread=lambda: 1)
+def test_an_mpi_without_threads_is_refused(one_of_four, mpi_unloaded, monkeypatch):
+    mpi = Mock(THREAD_SERIALIZED=2, Exception=RuntimeError)
+    mpi.Query_thread.return_value = 1
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
     with (
         pytest.raises(InputError, match="thread level 1, below MPI_THREAD_SERIALIZED"),
