@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from comm_plan.errors import InputError
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
@@ -54,9 +55,13 @@ def menu(problem: Problem) -> list[Option]:
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
         for spec in named.variants(problem.settings.max_ratio):
-            known = asked is not None or problem.prices.can(spec, collective)
-            if known and not spec.lossless:
+            if spec.lossless:
+                continue
+            try:
                 options.append(problem.prices.option(spec, collective))
+            except InputError:
+                if asked is not None:
+                    raise
     return sorted(options, key=lambda option: option.ratio)
 
 

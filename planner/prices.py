@@ -144,14 +144,6 @@ class Prices:
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
         )
 
-    def can(self, spec: Spec, collective: str) -> bool:
-        """Return whether everything is known to price ``spec`` by ``collective``."""
-        try:
-            self.option(spec, collective)
-        except InputError:
-            return False
-        return True
-
     def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:
         if spec.lossless:
             return True
