@@ -430,7 +430,8 @@ def simulate(
             dense_layers=_names(dense_layers),
             max_ratio=max_ratio,
         )
-        summaries.append(summarise(make_problem(measured, cluster, settings), names))
+        problem = make_problem(measured, cluster, settings)
+        summaries.append(summarise(problem, names, beside=()))
     screen.show(what_if_table(summaries, names, cluster.world_size))
 
 

@@ -12,7 +12,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner.collective_cost import best_bus_bandwidth
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
-from comm_plan.planner.schedule import Compute, lower_bound_s
+from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
 from comm_plan.plans.compression import Dense, method
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
@@ -66,6 +66,7 @@ def to_plan(
     problem: Problem,
     solver: str,
     solution: Solution,
+    schedule: Schedule,
     baselines: Mapping[str, float],
     lower_bound_s: float,
 ) -> Plan:
@@ -75,11 +76,11 @@ def to_plan(
         problem: what was solved.
         solver: the solver's name.
         solution: its buckets.
+        schedule: the iteration under them.
         baselines: predicted iteration seconds of other solvers, by name.
         lower_bound_s: what :func:`dense_lower_bound_s` returns for the problem.
     """
     profile, network = problem.prices.profile, problem.prices.network
-    schedule = problem.simulate(solution)
     names = [tensor.name for tensor in profile.tensors]
     return Plan(
         solver=solver,

@@ -126,7 +126,12 @@ class Summary:
             if other.solver in BASELINES and other is not row and other.forced is None
         }
         return to_plan(
-            self.problem, solver, row.solution, baselines, self.lower_bound_s
+            self.problem,
+            solver,
+            row.solution,
+            row.schedule,
+            baselines,
+            self.lower_bound_s,
         )
 
 
@@ -150,8 +155,8 @@ def summarise(
     Args:
         problem: what to solve.
         solvers: which are asked for; a forced compressor is for them.
-        beside: which to compare them with, without a forced compressor; all of
-            :data:`BASELINES` must be among both.
+        beside: which to compare them with, without a forced compressor; a verdict
+            needs :data:`BASELINES` among both.
 
     Raises:
         InputError: an unknown solver, or a forced compressor for a solver that chooses
