@@ -18,10 +18,10 @@ demo: $(STAMP)  ## profile, benchmark the network, solve, train: the whole loop
 	$(BIN)/comm-plan demo
 
 test: lint  ## lint, then every test that this machine can run
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2
 
 lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
 

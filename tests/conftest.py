@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 import pytest
@@ -11,12 +12,26 @@ from comm_plan.report.timeline import Timeline
 from comm_plan.tests.support import documents
 from comm_plan.tests.support import timelines as drawn
 from comm_plan.tests.support.command import Command
+from comm_plan.transports.launch import WAITS_ASLEEP
+
+# For this process and those that tests start: the ranks and the workers are the
+# parallelism, and they share the cores.
+for name, value in {"OMP_NUM_THREADS": "1", **WAITS_ASLEEP}.items():
+    os.environ.setdefault(name, value)
 
 # How long an example takes says how busy the machine is, not whether it is right.
 settings.register_profile(
     "comm-plan", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("comm-plan")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that start processes on one worker: they fill the cores alone."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,7 @@ def test_a_cluster_is_measured_planned_and_trained(replayed):
     with EmulatedHosts(RANKS, "1gbit") as cluster:
         sweep = on_hosts(
             cluster, "benchmark-network", "-o", network,
-            "--max-bytes", 2**20, "--budget", 5,
+            "--collectives", "allreduce", "--max-bytes", 2**20, "--budget", 5,
         )  # fmt: skip
         assert [host.returncode for host in sweep] == [0] * RANKS, sweep
         run(replayed, "solve", "profile.json", network, "-o", plan)

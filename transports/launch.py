@@ -125,6 +125,15 @@ def _torchrun(argv: Sequence[str], ranks: int) -> Commands:
     }
 
 
+WAITS_ASLEEP = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+}
+"""What makes Open MPI sleep where it would spin. Ranks that share cores with what they
+compute, or with anything else, otherwise wait much longer for each other: 4 ranks on 2
+cores beside 4 busy processes 4.7 against 0.1 ms for 32 bytes."""
+
+
 def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
     """Return the one process mpirun, which starts the ranks.
 
@@ -142,7 +151,8 @@ def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
     options = ["--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
-    return {"mpirun": ([mpirun, *options, "-n", str(ranks), *argv], {})}
+    waits = {name: os.environ.get(name, value) for name, value in WAITS_ASLEEP.items()}
+    return {"mpirun": ([mpirun, *options, "-n", str(ranks), *argv], waits)}
 
 
 LAUNCHERS: dict[str, Callable[[Sequence[str], int], Commands]] = {

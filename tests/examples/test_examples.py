@@ -46,11 +46,12 @@ def documents(tmp_path_factory):
     verb = ["-m", "comm_plan.cli"]
     workload = f"{EXAMPLES / 'workload.py'}:spirals"
     run(
-        *verb, "profile", workload, "--iterations", 20, "-o", "profile.json", cwd=folder
-    )
+        *verb, "profile", workload, "--iterations", 20, "--compressors", "none",
+        "-o", "profile.json", cwd=folder,
+    )  # fmt: skip
     run(
         *verb, "benchmark-network", "--local-ranks", 2, "--collectives", "allreduce",
-        "--max-bytes", 65536, "-o", "network.json", cwd=folder,
+        "--max-bytes", 65536, "--budget", 1, "-o", "network.json", cwd=folder,
     )  # fmt: skip
     run(*verb, "solve", "profile.json", "network.json", "-o", "plan.json", cwd=folder)
     return folder
