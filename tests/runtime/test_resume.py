@@ -88,7 +88,7 @@ def start(folder, record, *arguments, ranks=RANKS, **environment):
          "--epochs", "3", "--steps", "12", *map(str, arguments)],
         cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True, text=True, timeout=250, check=False,
-        start_new_session=True,
+        preexec_fn=os.setpgrp,  # the workload kills its process group
     )  # fmt: skip
 
 
