@@ -114,6 +114,14 @@ AlgorithmOption = Annotated[
         help="Closed form of collectives, to carry costs to other numbers of ranks."
     ),
 ]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="How much slower than the fastest a plan may be to send or compress less.",
+    ),
+]
+
 MaxRatio = Annotated[
     float, typer.Option(min=1, help="Upper bound on numel / k for sparse methods.")
 ]
@@ -256,6 +264,10 @@ def solve(
         bool, typer.Option("--lossless", help="auto may use dense only.")
     ] = False,
     max_ratio: MaxRatio = 1000.0,
+    tolerance: Tolerance = 0.01,
+    literal: Annotated[
+        bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
+    ] = False,
     threshold: Annotated[
         str, typer.Option(help="Cap of threshold: ddp, horovod, or bytes.")
     ] = "ddp",
@@ -269,6 +281,8 @@ def solve(
     from comm_plan.report.solvers import solver_table
 
     check_writable(output)
+    if literal and solver.value != "lags":
+        raise typer.BadParameter("it is for --solver lags", param_hint="--literal")
     settings = Settings(
         world_size=world_size,
         algorithm=_value(algorithm),
@@ -279,6 +293,8 @@ def solve(
         caps_nbytes=caps(int(threshold) if threshold.isdigit() else threshold),
         max_ratio=max_ratio,
         allow=("dense",) if lossless else _names(allow),
+        tolerance=tolerance,
+        literal=literal,
     )
     problem = make_problem(Profile.load(profile), Network.load(network), settings)
     beside = SOLVERS if compare else BASELINES

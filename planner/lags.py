@@ -1,104 +1,244 @@
-"""LAGS: layer-wise adaptive gradient sparsification.
+"""LAGS: every layer compressed as little as the best iteration time allows.
 
-Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning
-with Convergence Guarantees" (2020). Each layer sends the top ``numel / c`` of its
-gradient, with the smallest ratio c that hides: sparsification and communication must
-fit in the backward time of the layer that follows (Eq. 19)::
+Layer-wise adaptive gradient sparsification (Shi et al. 2020) sends the top
+``numel / c`` of each layer's gradient and gives every layer its own ratio c, as low as
+possible: the bound on convergence grows with the cube of the largest (Corollary 2).
+What "possible" means is taken here from the whole pipeline. All backward time that is
+left behind a layer hides its messages, and the layers share it. The plan is the one
 
-    c = min(c_u, min { c | t_comm(c) + t_spar(c) <= t_comp of the next layer })
+1. whose iteration takes no longer than the fastest plan of dense and sparse buckets
+   with ratios up to c_u, plus a tolerance;
+2. whose largest ratio is the smallest among those, then the next largest, and so on.
 
-Low ratios matter, for the convergence bound (Corollary 2) grows with the cube of the
-largest. The layer whose gradient comes last has nothing to hide behind and gets c_u.
-A ratio of 1 is dense: all-reduce, no selection. Sparse messages of neighbouring
-tensors then travel in one buffer where that is faster; each tensor keeps its own k, and
-a small dense one between them may send all its elements along.
+On a fast network the outcome is dense. A layer is a compute block: a module without
+backward time of its own, such as a batch norm on a GPU, has the ratio of its neighbour.
 
-Differences from the paper: it prints ``max{c_u, ...}`` and calls c_u an upper bound, so
-min is meant. Ratios are looked for on a grid of 128 from 1 to c_u in geometric
-progression. The paper merges by filling a buffer; here the messages are merged exactly
-(``optimal``, ``joint``).
+How: a bound on the ratio admits dense buckets and, as fewer bytes never take longer,
+sparse ones right at the bound, so the exact joint search (``joint``) tells whether a
+bound leaves a plan in time; the smallest is found by bisection. From there all ratios
+fall together, merged exactly (``optimal``) at every level, until the time is used up.
+The buckets sent without a pause up to the end then decide, and their ratios are fixed;
+those of the layers before fall on (progressive filling). At last dense and sparse
+tensors are merged together, which may leave time for another round.
+
+The largest ratio is exact up to the resolutions of both searches. The others are as
+low as they can be one at a time, given which tensors are dense.
+
+Differences from the paper: Eq. 18 and 19 let a layer hide behind the one layer that
+follows only; :mod:`comm_plan.planner.lags_literal` is that rule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
-from comm_plan.planner import joint, optimal
+from comm_plan.planner import joint, lags_literal, optimal
+from comm_plan.planner.at_ratios import RESOLUTION, merged, sparse_at
 from comm_plan.planner.curve import FloatArray, IntArray
-from comm_plan.planner.option import Option
+from comm_plan.planner.option import BoolArray
 from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.schedule import Schedule
 from comm_plan.plans.compression import Dense, TopK
 
-RATIOS = 128
-RESOLUTION = 1e-4
+PRECISION = 1e-3
+"""How far above the smallest possible one a ratio may be, as a share of it."""
+
+OWN_TIME = 0.1
+"""A module with a smaller share of the mean module's backward time has none."""
+
+ROUNDS = 8
+"""How often tensors are merged again at most."""
 
 
 def solve(problem: Problem) -> Solution:
-    """Return every layer at its smallest hidden ratio, exactly merged.
+    """Return the plan with the smallest ratios, largest first, in the best time.
 
     Raises:
         InputError: top-k or all-gather was not measured.
     """
-    ratios = ratio_per_tensor(problem)
-    densities = tuple((1 / ratios).tolist())
-    sparse = problem.prices.option(TopK(density=densities))
-    dense = problem.prices.option(Dense())
-    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
-    apart = optimal.solve(replace(problem, assigned=assigned))
-    limit_s = problem.simulate(apart).iteration_s
-    options = [dense.except_on(ratios > 1), sparse]
-    where = joint.cuts(problem, options)
-    together = joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
-    return _dense_where_whole(together or apart, ratios, dense)
-
-
-def _dense_where_whole(
-    solution: Solution, ratios: FloatArray, dense: Option
-) -> Solution:
-    """Return ``solution`` with buckets that send every element by all-reduce.
-
-    The search may leave them sparse where that costs nothing in time; it would still
-    send an index along with each element.
-    """
-    chosen = tuple(
-        dense if (ratios[start:stop] == 1).all() else option
-        for start, stop, option in solution.buckets()
-    )
-    return replace(solution, options=chosen)
-
-
-def ratio_per_tensor(problem: Problem) -> FloatArray:
-    """Return [L] the ratio c of Eq. 19 of each tensor's layer; 1 where it is dense."""
-    largest = problem.settings.max_ratio
-    stops = _layer_stops(problem)
-    starts = np.concatenate([[0], stops[:-1]])
-    hidden = np.diff(problem.compute.ready_s[stops - 1], append=-np.inf)
-    ratios = np.full(len(stops), largest)
-    open_ = np.ones(len(stops), dtype=np.bool_)
-    for ratio in np.geomspace(1, largest, RATIOS).tolist():
-        fits = open_ & (_seconds(_option(problem, ratio), starts, stops) <= hidden)
-        ratios[fits] = ratio
-        open_ &= ~fits
-        if not open_.any():
+    if problem.settings.literal:
+        return lags_literal.solve(problem)
+    limit_s = _fastest_s(problem) * (1 + problem.settings.tolerance)
+    solution, largest = _least_bound(problem, limit_s)
+    ratios = np.where(_is_sparse(problem, solution), largest, 1.0)
+    for _ in range(ROUNDS):
+        solution, lowered = _lowered(problem, solution, ratios, limit_s)
+        if np.allclose(lowered, ratios, rtol=PRECISION):
             break
-    each = np.repeat(ratios, stops - starts)
-    sparse = problem.prices.option(TopK(density=1 / largest))
-    return np.where(sparse.allowed, each, 1.0)
+        ratios = lowered
+        again = merged(problem, ratios)
+        if problem.simulate(again).iteration_s <= limit_s:
+            solution = again
+    return solution
 
 
-def _layer_stops(problem: Problem) -> IntArray:
-    layers = [len(list(members)) for _, members in groupby(problem.layers)]
-    return np.cumsum(layers)
+def blocks(problem: Problem) -> IntArray:
+    """Return [L] the index of each tensor's compute block.
+
+    Modules in ready order; one without backward time of its own joins the one whose
+    gradients come next: the convolution before a batch norm.
+    """
+    modules = [len(list(members)) for _, members in groupby(problem.layers)]
+    stops = np.cumsum(modules)
+    begin_s = problem.prices.profile.forward_s
+    own_s = np.diff(problem.compute.ready_s[stops - 1], prepend=begin_s)
+    ends_block = own_s >= OWN_TIME * own_s.mean()
+    block_of_module = np.cumsum(ends_block) - ends_block
+    last = block_of_module[ends_block].max(initial=0)  # nothing with time comes after
+    return np.repeat(np.minimum(block_of_module, last), modules)
 
 
-def _option(problem: Problem, ratio: float) -> Option:
-    spec = Dense() if ratio == 1 else TopK(density=1 / ratio)
-    return problem.prices.option(spec)
+def _fastest_s(problem: Problem) -> float:
+    """Return the iteration time of the fastest plan with ratios up to the largest."""
+    dense = problem.prices.option(Dense())
+    sparse = problem.prices.option(TopK(density=1 / problem.settings.max_ratio))
+    known = min(
+        problem.simulate(optimal.fastest(problem.sent_by(option))).iteration_s
+        for option in (dense, sparse)
+    )
+    better = _within(problem, problem.settings.max_ratio, known)
+    return known if better is None else problem.simulate(better).iteration_s
 
 
-def _seconds(option: Option, starts: IntArray, stops: IntArray) -> FloatArray:
-    compress = option.compress_s[stops] - option.compress_s[starts]
-    return compress + option.channel_s(starts, stops)
+def _within(problem: Problem, bound: float, limit_s: float) -> Solution | None:
+    """Return the fastest plan with ratios up to ``bound``; None: all take longer."""
+    options = [problem.prices.option(Dense())]
+    if bound > 1:
+        options.append(problem.prices.option(TopK(density=1 / bound)))
+    where = joint.cuts(problem, options)
+    return joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
+
+
+def _least_bound(problem: Problem, limit_s: float) -> tuple[Solution, float]:
+    """Return a plan in time whose largest ratio is the smallest, and that ratio."""
+    solutions: dict[float, Solution] = {}
+
+    def in_time(bound: float) -> bool:
+        within = _within(problem, bound, limit_s)
+        if within is not None:
+            solutions[bound] = within
+        return within is not None
+
+    least = _smallest(in_time, problem.settings.max_ratio)
+    if least not in solutions:
+        in_time(least)
+    return solutions[least], least
+
+
+def _smallest(in_time: Callable[[float], bool], largest: float) -> float:
+    """Return the smallest ratio from 1 to ``largest`` that is in time, as it is."""
+    if in_time(1.0):
+        return 1.0
+    low, high = 1.0, largest
+    while high > low * (1 + PRECISION):
+        middle = float(np.sqrt(low * high))
+        if in_time(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _lowered(
+    problem: Problem, solution: Solution, ratios: FloatArray, limit_s: float
+) -> tuple[Solution, FloatArray]:
+    """Let the ratios of ``solution``'s sparse tensors fall, the largest first.
+
+    Args:
+        problem: the model and the network.
+        solution: buckets; what is dense in them stays so.
+        ratios: [L] of each tensor; the solution is in time with them.
+        limit_s: no plan shall take longer.
+
+    Returns:
+        The buckets, more of them dense than before perhaps, and the ratios.
+    """
+    block = blocks(problem)
+    fixed = ~_is_sparse(problem, solution)
+
+    def at(level: float) -> tuple[Solution, FloatArray]:
+        levels = np.where(fixed, ratios, np.minimum(ratios, level))
+        return min(
+            _dense_where_no_slower(problem, _merged_apart(problem, levels), levels),
+            _dense_where_no_slower(problem, solution, levels),
+            key=lambda candidate: problem.simulate(candidate[0]).iteration_s,
+        )
+
+    def in_time(level: float) -> bool:
+        return problem.simulate(at(level)[0]).iteration_s <= limit_s
+
+    while not fixed.all():
+        highest = float(ratios[~fixed].max())
+        level = _smallest(in_time, highest)
+        below = problem.simulate(at(max(level / (1 + PRECISION) ** 2, 1.0))[0])
+        solution, ratios = at(level)
+        held = _from_last_start(below) if level > 1 else np.ones_like(fixed)
+        newly = ~fixed & np.isin(block, block[held])
+        fixed |= newly if newly.any() else True
+        fixed |= ~_is_sparse(problem, solution)
+    return _dense_where_in_time(problem, solution, ratios, limit_s)
+
+
+def _from_last_start(schedule: Schedule) -> BoolArray:
+    """Return [L] which tensors are in the buckets that decide when all is received.
+
+    Those since the channel was last idle; all where compression decides.
+    """
+    first = len(schedule.stops) - 1
+    while first > 0 and schedule.start_s[first] > schedule.ready_s[first]:
+        first -= 1
+    if schedule.compute_end_s >= schedule.finish_s[-1]:
+        first = 0
+    begin = schedule.stops[first - 1] if first else 0
+    return np.arange(schedule.stops[-1]) >= begin
+
+
+def _merged_apart(problem: Problem, ratios: FloatArray) -> Solution:
+    """Return the fastest buckets that are all dense or all sparse, at ``ratios``."""
+    dense, sparse = problem.prices.option(Dense()), sparse_at(problem, ratios)
+    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
+    return optimal.fastest(replace(problem, assigned=assigned))
+
+
+def _dense_where_no_slower(
+    problem: Problem, solution: Solution, ratios: FloatArray
+) -> tuple[Solution, FloatArray]:
+    """Return ``solution`` at ``ratios`` [L], dense where that is no slower."""
+    dense, sparse = problem.prices.option(Dense()), sparse_at(problem, ratios)
+    chosen, ratios = [], ratios.copy()
+    for start, stop, option in solution.buckets():
+        dense_s, sparse_s = dense.channel_s(start, stop), sparse.channel_s(start, stop)
+        keeps = option.compressor.lossless or dense_s <= sparse_s
+        chosen.append(dense if keeps else sparse)
+        if keeps:
+            ratios[start:stop] = 1.0
+    return replace(solution, options=tuple(chosen)), ratios
+
+
+def _dense_where_in_time(
+    problem: Problem, solution: Solution, ratios: FloatArray, limit_s: float
+) -> tuple[Solution, FloatArray]:
+    """Make sparse buckets dense, those with the largest ratios first."""
+    dense = problem.prices.option(Dense())
+    buckets = [*solution.buckets()]
+    ratios = ratios.copy()
+    for index in sorted(
+        range(len(buckets)), key=lambda b: -ratios[buckets[b][0] : buckets[b][1]].max()
+    ):
+        options = list(solution.options)
+        options[index] = dense
+        trial = replace(solution, options=tuple(options))
+        if problem.simulate(trial).iteration_s <= limit_s:
+            solution = trial
+            ratios[buckets[index][0] : buckets[index][1]] = 1.0
+    return solution, ratios
+
+
+def _is_sparse(problem: Problem, solution: Solution) -> BoolArray:
+    """Return [L] which tensors are in sparse buckets."""
+    sparse = [not option.compressor.lossless for option in solution.options]
+    return np.repeat(sparse, np.diff(solution.stops, prepend=0))

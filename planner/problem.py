@@ -50,8 +50,10 @@ class Settings:
         max_ratio: upper bound on numel / k for sparse compressors (LAGS: c_u).
         allow: what ``auto`` may use, of the names of ``METHODS``; None: all that
             can be priced.
-        tolerance: how much slower than the fastest plan ``auto`` may be in order to
-            compress less, as a share of the iteration time.
+        tolerance: how much slower than the fastest plan ``optimal`` may be in order to
+            send fewer messages, and ``auto`` and ``lags`` to compress less, as a share
+            of the iteration time.
+        literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
     """
 
     world_size: int | None = None
@@ -64,6 +66,7 @@ class Settings:
     max_ratio: float = 1000.0
     allow: tuple[str, ...] | None = None
     tolerance: float = 0.01
+    literal: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what means nothing.

@@ -10,6 +10,7 @@ Nothing here has a default. A spec that lacks a fact is refused when it is impor
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
@@ -38,8 +39,12 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def selected(numel: int, density: float) -> int:
-    """Return how many of ``numel`` elements a density selects: at least one."""
-    return min(numel, max(1, round(numel * density)))
+    """Return how many of ``numel`` elements a density selects: at least one.
+
+    Rounded up, so that ``numel / k`` never exceeds ``1 / density``, the ratio that was
+    asked for; floating-point noise in the product does not count.
+    """
+    return min(numel, max(1, math.ceil(numel * density * (1 - 1e-12))))
 
 
 def normal_threshold(density: float) -> float:

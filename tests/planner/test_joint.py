@@ -1,14 +1,13 @@
 """Merging and compression decided together are exact."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.auto import menu
 from comm_plan.planner.documents import make_problem
-from comm_plan.planner.problem import Settings, Solution
+from comm_plan.planner.problem import Settings
+from comm_plan.tests.support import every_plan
 
 KINDS = ("fp16", "topk", "terngrad")
 
@@ -33,27 +32,7 @@ def _random_problem(build, rng, tensors, dtypes=None):
     return make_problem(profile, network, settings=settings)
 
 
-def _brute_force(problem, options):
-    """Return the fastest iteration over all buckets and all their options."""
-    tensors, fastest = len(problem), np.inf
-    for ends in itertools.product([False, True], repeat=tensors - 1):
-        stops = [i + 1 for i, end in enumerate(ends) if end] + [tensors]
-        starts = [0, *stops[:-1]]
-        allowed = [
-            [
-                option
-                for option in options
-                if option.allowed[a:b].all() and len(set(problem.dtypes[a:b])) == 1
-            ]
-            for a, b in zip(starts, stops, strict=True)
-        ]
-        for chosen in itertools.product(*allowed):
-            solution = Solution(np.array(stops), chosen)
-            fastest = min(fastest, problem.simulate(solution).iteration_s)
-    return fastest
-
-
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(2000))
 def test_joint_planning_equals_brute_force(build, seed):
     rng = np.random.default_rng(seed)
     tensors = int(rng.integers(1, 5))
@@ -62,7 +41,7 @@ def test_joint_planning_equals_brute_force(build, seed):
     every = menu(problem)
     picked = rng.choice(len(every) - 1, 3, replace=False) + 1
     options = [every[0], *(every[i] for i in picked)]
-    fastest = _brute_force(problem, options)
+    fastest = every_plan.seconds(problem, options).min()
     for limit_s in (float("inf"), fastest * (1 + 1e-9)):
         found = joint.best(problem, options, limit_s)
         assert problem.simulate(found).iteration_s == pytest.approx(fastest, rel=1e-12)
@@ -75,7 +54,7 @@ def test_with_one_option_joint_planning_is_optimal_merging(build, seed):
     for option in menu(problem):
         if option.allowed.all():
             merged = problem.sent_by(option)
-            expected = merged.simulate(optimal.solve(merged)).iteration_s
+            expected = merged.simulate(optimal.fastest(merged)).iteration_s
             found = joint.best(problem, [option])
             assert problem.simulate(found).iteration_s == pytest.approx(expected)
 

@@ -4,11 +4,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_plan.planner import optimal
 from comm_plan.planner.curve import CostCurve, affine, from_points
-from comm_plan.planner.optimal import by_deques, by_search
+from comm_plan.planner.documents import make_problem
+from comm_plan.planner.merging import by_deques, by_search
+from comm_plan.planner.problem import Settings
+from comm_plan.tests.support import documents, every_plan
 from comm_plan.tests.support.planning import planned
 
 INSTANCES = 10_000
@@ -76,13 +80,12 @@ def test_optimal_equals_brute_force_on_random_instances(form):
         curve = _random_curve(rng)
         sums = np.concatenate([[0.0], np.cumsum(sizes)])
         if form == "deques":
-            stops, finish = by_deques(ready, sums, curve, np.zeros(tensors + 1))
+            merges = by_deques(ready, sums, curve, np.zeros(tensors + 1))
         else:
-            stops, finish = by_search(
-                ready, lambda i, j, s=sums, c=curve: c(s[j] - s[i])
-            )
+            merges = by_search(ready, lambda i, j, s=sums, c=curve: c(s[j] - s[i]))
+        finish = merges.finish[-1]
         assert finish == pytest.approx(_brute_force(ready, sizes, curve), rel=1e-12)
-        assert _finish_of(stops, ready, sizes, curve) == pytest.approx(
+        assert _finish_of(merges.stops(), ready, sizes, curve) == pytest.approx(
             finish, rel=1e-12
         )
 
@@ -100,9 +103,12 @@ def test_both_forms_agree_with_decoding_and_a_busy_channel(data):
     def seconds(i, j):
         return curve(sums[j] - sums[i]) + added[j] - added[i]
 
-    _, linear = by_deques(ready, sums, curve, added, free)
-    _, quadratic = by_search(ready, seconds, free)
-    assert linear == pytest.approx(quadratic, rel=1e-12)
+    linear = by_deques(ready, sums, curve, added, free)
+    quadratic = by_search(ready, seconds, free)
+    for _ in range(data.draw(st.integers(1, 5))):
+        assert linear.finish == pytest.approx(quadratic.finish, rel=1e-12)
+        linear = by_deques(ready, sums, curve, added, free, linear.finish)
+        quadratic = by_search(ready, seconds, free, quadratic.finish)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +158,31 @@ def test_optimal_never_loses_to_any_dense_solver(build, data):
     sizes = np.sort(rng.choice(10**7, 8, replace=False))
     cost = build.samples(*zip(sizes.tolist(), points.tolist(), strict=True))
     network = build.network(allreduce=cost)
-    predicted = planned(profile, network, "optimal").predicted
+    predicted = planned(profile, network, "optimal", tolerance=0).predicted
     for name, seconds in predicted.baselines.items():
         assert predicted.iteration_s <= seconds * (1 + 1e-12), name
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.1]))
+def test_optimal_sends_the_fewest_messages_within_the_tolerance(seed, tolerance):
+    """Against every merge; of those with as few buckets it is the fastest."""
+    rng = np.random.default_rng(seed)
+    tensors = int(rng.integers(1, 9))
+    profile = documents.profile(
+        rng.exponential(1e-3, tensors).tolist(),
+        rng.integers(1, 10**6, tensors).tolist(),
+        dtypes=rng.choice(["float32", "bfloat16"], tensors, p=[0.8, 0.2]).tolist(),
+        update_s=1e-3,
+    )
+    cost = documents.fit((0, rng.exponential(1e-3), rng.exponential(1e-9)))
+    network = documents.network(allreduce=cost)
+    problem = make_problem(profile, network, Settings(tolerance=tolerance))
+    options = [problem.assigned[0]]
+    every_s = every_plan.seconds(problem, options)
+    buckets = (every_plan.plans(tensors, 1) != every_plan.NO_END).sum(axis=1)
+    in_time = every_s <= every_s.min() * (1 + tolerance + 1e-12)
+    solution = optimal.solve(problem)
+    assert len(solution.stops) == buckets[in_time].min()
+    best_s = every_s[buckets == len(solution.stops)].min()
+    assert problem.simulate(solution).iteration_s == pytest.approx(best_s, rel=1e-12)

@@ -1,0 +1,59 @@
+"""Exact merging of gradients that are each sparsified at a ratio of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from comm_plan.planner import joint, optimal
+from comm_plan.planner.curve import FloatArray
+from comm_plan.planner.option import Option
+from comm_plan.planner.problem import Problem, Solution
+from comm_plan.plans.compression import Dense, TopK
+
+RESOLUTION = 1e-4
+"""Of the iteration time: how exact the search is for each bucket (see ``joint``)."""
+
+
+def sparse_at(problem: Problem, ratios: FloatArray) -> Option:
+    """Return top-k by all-gather with a density of its own for every tensor.
+
+    Args:
+        problem: the model and the network.
+        ratios: [L] numel / k of each tensor, rounded as a plan's densities are.
+
+    Raises:
+        InputError: top-k or all-gather was not measured.
+    """
+    return problem.prices.option(TopK(density=tuple((1 / ratios).tolist())))
+
+
+def merged(problem: Problem, ratios: FloatArray) -> Solution:
+    """Return the fastest buckets in which every tensor has its ratio of ``ratios`` [L].
+
+    1 is dense, or, where that costs no time, every element along with sparse
+    neighbours.
+    """
+    sparse = sparse_at(problem, ratios)
+    dense = problem.prices.option(Dense())
+    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
+    apart = optimal.fastest(replace(problem, assigned=assigned))
+    limit_s = problem.simulate(apart).iteration_s
+    options = [dense.except_on(ratios > 1), sparse]
+    where = joint.cuts(problem, options)
+    together = joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
+    return _dense_where_whole(together or apart, ratios, dense)
+
+
+def _dense_where_whole(
+    solution: Solution, ratios: FloatArray, dense: Option
+) -> Solution:
+    """Return ``solution`` with buckets that send every element by all-reduce.
+
+    The search may leave them sparse where that costs nothing in time; it would still
+    send an index along with each element.
+    """
+    chosen = tuple(
+        dense if (ratios[start:stop] == 1).all() else option
+        for start, stop, option in solution.buckets()
+    )
+    return replace(solution, options=chosen)
