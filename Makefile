@@ -53,6 +53,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.solvers_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.aggregations_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
+	$(BIN)/python -m comm_plan.benchmarks.gtopk_overlap
 
 clean:
 	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info

@@ -8,7 +8,7 @@ from comm_plan.planner import joint, optimal
 from comm_plan.planner.curve import FloatArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.plans.compression import Dense, TopK
+from comm_plan.plans.compression import TopK
 
 RESOLUTION = 1e-4
 """Of the iteration time: how exact the search is for each bucket (see ``joint``)."""
@@ -34,7 +34,7 @@ def merged(problem: Problem, ratios: FloatArray) -> Solution:
     neighbours.
     """
     sparse = sparse_at(problem, ratios)
-    dense = problem.prices.option(Dense())
+    dense = problem.prices.dense
     assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
     apart = optimal.fastest(replace(problem, assigned=assigned))
     limit_s = problem.simulate(apart).iteration_s

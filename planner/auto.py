@@ -22,7 +22,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner import joint, optimal
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.plans.compression import BY_DEFAULT, Dense, method
+from comm_plan.plans.compression import BY_DEFAULT, method
 
 RESOLUTION = 1e-4
 
@@ -51,7 +51,7 @@ def menu(problem: Problem) -> list[Option]:
         InputError: the user allows a method that is unknown or cannot be priced.
     """
     asked = problem.settings.allow
-    options = [problem.prices.option(Dense())]
+    options = [problem.prices.dense]
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
         for spec in named.variants(problem.settings.max_ratio):

@@ -13,7 +13,7 @@ from comm_plan.planner.collective_cost import best_bus_bandwidth
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
-from comm_plan.plans.compression import Dense, method
+from comm_plan.plans.compression import method
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile
@@ -52,7 +52,7 @@ def make_problem(
         dtypes=tuple(tensor.dtype for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),
         world_size=ranks,
-        assigned=(prices.option(Dense()),) * len(tensors),
+        assigned=(prices.dense,) * len(tensors),
         prices=prices,
         settings=settings,
     )

@@ -42,7 +42,7 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import BoolArray
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import Schedule
-from comm_plan.plans.compression import Dense, TopK
+from comm_plan.plans.compression import TopK
 
 PRECISION = 1e-3
 """How far above the smallest possible one a ratio may be, as a share of it."""
@@ -94,7 +94,7 @@ def blocks(problem: Problem) -> IntArray:
 
 def _fastest_s(problem: Problem) -> float:
     """Return the iteration time of the fastest plan with ratios up to the largest."""
-    dense = problem.prices.option(Dense())
+    dense = problem.prices.dense
     sparse = problem.prices.option(TopK(density=1 / problem.settings.max_ratio))
     known = min(
         problem.simulate(optimal.fastest(problem.sent_by(option))).iteration_s
@@ -106,7 +106,7 @@ def _fastest_s(problem: Problem) -> float:
 
 def _within(problem: Problem, bound: float, limit_s: float) -> Solution | None:
     """Return the fastest plan with ratios up to ``bound``; None: all take longer."""
-    options = [problem.prices.option(Dense())]
+    options = [problem.prices.dense]
     if bound > 1:
         options.append(problem.prices.option(TopK(density=1 / bound)))
     where = joint.cuts(problem, options)
@@ -199,7 +199,7 @@ def _from_last_start(schedule: Schedule) -> BoolArray:
 
 def _merged_apart(problem: Problem, ratios: FloatArray) -> Solution:
     """Return the fastest buckets that are all dense or all sparse, at ``ratios``."""
-    dense, sparse = problem.prices.option(Dense()), sparse_at(problem, ratios)
+    dense, sparse = problem.prices.dense, sparse_at(problem, ratios)
     assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
     return optimal.fastest(replace(problem, assigned=assigned))
 
@@ -208,7 +208,7 @@ def _dense_where_no_slower(
     problem: Problem, solution: Solution, ratios: FloatArray
 ) -> tuple[Solution, FloatArray]:
     """Return ``solution`` at ``ratios`` [L], dense where that is no slower."""
-    dense, sparse = problem.prices.option(Dense()), sparse_at(problem, ratios)
+    dense, sparse = problem.prices.dense, sparse_at(problem, ratios)
     chosen, ratios = [], ratios.copy()
     for start, stop, option in solution.buckets():
         dense_s, sparse_s = dense.channel_s(start, stop), sparse.channel_s(start, stop)
@@ -223,7 +223,7 @@ def _dense_where_in_time(
     problem: Problem, solution: Solution, ratios: FloatArray, limit_s: float
 ) -> tuple[Solution, FloatArray]:
     """Make sparse buckets dense, those with the largest ratios first."""
-    dense = problem.prices.option(Dense())
+    dense = problem.prices.dense
     buckets = [*solution.buckets()]
     ratios = ratios.copy()
     for index in sorted(

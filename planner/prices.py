@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
-from comm_plan.plans.compression import Spec
+from comm_plan.plans.compression import Dense, Spec
 from comm_plan.plans.network import Network
 from comm_plan.plans.profile import CompressionCost, Profile, TensorTiming
 
@@ -109,6 +110,16 @@ class Prices:
     dense_layers: tuple[str, ...] | None = None
     algorithm: str | None = None
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
+    _devices: dict[str, DeviceCost] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def dense(self) -> Option:
+        """Sending gradients as they are.
+
+        Raises:
+            InputError: the network says nothing about all-reduce.
+        """
+        return self.option(Dense())
 
     def curve(self, collective: str) -> CostCurve:
         """Return what ``collective`` costs.
@@ -159,8 +170,10 @@ class Prices:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
+            if spec.kind not in self._devices:
+                self._devices[spec.kind] = DeviceCost.measured(costs)
             densities = np.array(spec.densities(len(numel)))
-            return DeviceCost.measured(costs).seconds(numel, densities)
+            return self._devices[spec.kind].seconds(numel, densities)
         if spec.lossless:
             free = np.zeros(len(numel))
             return free, free, free

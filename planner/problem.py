@@ -19,7 +19,6 @@ from comm_plan.errors import InputError
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
-from comm_plan.plans.compression import Dense
 
 if TYPE_CHECKING:
     from comm_plan.planner.prices import Prices
@@ -157,14 +156,14 @@ class Problem:
 
     def sent_by(self, option: Option) -> Problem:
         """Return the problem with ``option`` where it is allowed, else dense."""
-        dense = self.prices.option(Dense())
+        dense = self.prices.dense
         chosen = (option if allowed else dense for allowed in option.allowed.tolist())
         return replace(self, assigned=tuple(chosen))
 
     @cached_property
     def dense(self) -> Problem:
         """The problem of sending everything as it is."""
-        dense = self.prices.option(Dense())
+        dense = self.prices.dense
         if all(option.compressor == dense.compressor for option in self.assigned):
             return self
         return replace(self, assigned=(dense,) * len(self))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_plan.collectives.exact_gtopk import top_of_all
 from comm_plan.collectives.gtopk import rounds
 from comm_plan.collectives.top_of_sum import DeviceMerge, NumpyMerge
 from comm_plan.tests.support.engines import ENGINES
@@ -104,6 +105,19 @@ def check(run, codecs):
 @settings(max_examples=200)
 def test_the_result_is_the_definition_and_nothing_is_lost(codecs):
     check(run_ranks, codecs)
+
+
+@given(cases())
+def test_the_exact_result_is_the_top_of_the_whole_sum(codecs):
+    """Algorithm 2; between two ranks the tree is exact."""
+    counts = codecs[0].counts
+    exact = top_of_all([codec.message for codec in codecs], counts)
+    sent = [slots(codec.message, counts) for codec in codecs]
+    for slot, result in enumerate(slots(exact, counts)):
+        vectors = [ranks[slot] for ranks in sent]
+        assert result == top(total(*vectors), counts[slot])
+        if len(codecs) <= 2:
+            assert result == by_definition(vectors, counts[slot])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

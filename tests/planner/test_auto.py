@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
-from comm_plan.planner import SOLVERS, Settings
+from comm_plan.planner import SOLVERS, Settings, auto
 from comm_plan.planner.documents import make_problem
+from comm_plan.tests.planner.test_joint import random_problem
+from comm_plan.tests.support import every_plan
 from comm_plan.tests.support.planning import planned
 
 COSTS = {"topk": (2e-5, 1e-9), "terngrad": (2e-5, 1e-9), "fp16": (1e-5, 2e-10)}
@@ -121,3 +123,23 @@ def test_large_models_are_cut_at_a_bounded_number_of_places(build):
     plan = planned(profile, _network(build, 1e-7), "auto")
     assert len(plan.buckets) <= 128
     assert plan.predicted.iteration_s < 0.7 * plan.predicted.baselines["optimal"]
+
+
+@pytest.mark.parametrize("hundred", range(20))
+def test_auto_has_the_smallest_largest_ratio_of_all_plans_in_time(build, hundred):
+    """Against every plan of the menu, to the resolution of the search."""
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(build, rng, int(rng.integers(1, 4)))
+        options = auto.menu(problem)
+        every_s = every_plan.seconds(problem, options)
+        which = every_plan.plans(len(problem), len(options))
+        ratios = np.array([option.ratio for option in options])
+        largest = np.where(which == every_plan.NO_END, 1, ratios[which]).max(axis=1)
+        limit_s = every_s.min() * (1 + problem.settings.tolerance)
+        slack_s = 2 * len(problem) * auto.RESOLUTION * limit_s
+        solution = auto.solve(problem)
+        chosen = max(option.ratio for option in solution.options)
+        assert problem.simulate(solution).iteration_s <= limit_s + slack_s, seed
+        assert chosen <= largest[every_s <= limit_s - slack_s].min(), seed
+        assert chosen >= largest[every_s <= limit_s + slack_s].min(), seed
