@@ -145,6 +145,8 @@ ONCE = {"qsgd 3 bits", "terngrad, no clipping", "lags, c <= 1000"}
 SPARSE = {
     "topk 1 %": forced("topk"),
     "gtopk 1 %": forced("gtopk"),
+    "topk 1 %, whole model": forced("model-topk"),
+    "gtopk 1 %, whole model": forced("model-gtopk"),
     "lags, c <= 100": ("--solver", "lags", "--max-ratio", "100"),
     "lags, c <= 1000": ("--solver", "lags"),
 }

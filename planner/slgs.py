@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from comm_plan.planner import single
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.plans.compression import TopK
+from comm_plan.plans.compression import ModelTopK
 
 
 def solve(problem: Problem) -> Solution:
     """Return one sparse bucket per run of tensors that may share one.
 
     Raises:
-        InputError: top-k or all-gather was not measured.
+        InputError: ``model_topk`` or all-gather was not measured.
     """
-    sparse = problem.prices.option(TopK(density=1 / problem.settings.max_ratio))
+    sparse = problem.prices.option(ModelTopK(density=1 / problem.settings.max_ratio))
     return single.solve(problem.sent_by(sparse))

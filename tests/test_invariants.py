@@ -12,6 +12,7 @@ from comm_plan.plans import (
     Dense,
     Fp16,
     Hybrid,
+    ModelTopK,
     Qsgd,
     Strom,
     TernGrad,
@@ -32,6 +33,7 @@ SPECS = {
     "topk": TopK(density=0.2),
     "topk of almost nothing": TopK(density=0.001),
     "topk of everything": TopK(density=1.0),
+    "model topk": ModelTopK(density=0.2),
     "vgc": Vgc(),
     "strom": Strom(tau=0.5),
     "hybrid": Hybrid(tau=0.5),
@@ -44,7 +46,7 @@ CARRIED = [
     for name, spec in SPECS.items()
     for collective in spec.collectives()
 ]
-BIASED = {"topk", "vgc", "strom", "hybrid"}
+BIASED = {"topk", "model_topk", "vgc", "strom", "hybrid"}
 UNBIASED = [case for case in CARRIED if case.values[0].kind in ("terngrad", "qsgd")]
 UNIT_ROUNDOFF = {"dense": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 

@@ -28,7 +28,7 @@ from comm_plan.plans.compression.spec import (
     selected,
 )
 from comm_plan.plans.compression.terngrad import TernGrad
-from comm_plan.plans.compression.topk import TopK
+from comm_plan.plans.compression.topk import ModelTopK, TopK
 from comm_plan.plans.compression.words import Hybrid, Strom, Vgc, Words
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Fp16",
     "Half",
     "Hybrid",
+    "ModelTopK",
     "Qsgd",
     "Spec",
     "Strom",

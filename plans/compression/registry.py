@@ -12,7 +12,7 @@ from comm_plan.plans.compression.half import Bf16, Fp16
 from comm_plan.plans.compression.qsgd import Qsgd
 from comm_plan.plans.compression.spec import Spec
 from comm_plan.plans.compression.terngrad import TernGrad
-from comm_plan.plans.compression.topk import TopK
+from comm_plan.plans.compression.topk import ModelTopK, TopK
 from comm_plan.plans.compression.words import Hybrid, Strom, Vgc
 
 SPECS: tuple[type[Spec], ...] = (
@@ -22,6 +22,7 @@ SPECS: tuple[type[Spec], ...] = (
     Qsgd,
     TernGrad,
     TopK,
+    ModelTopK,
     Vgc,
     Strom,
     Hybrid,

@@ -1,4 +1,8 @@
-"""Top-k's spec; the method is :mod:`comm_plan.compressors.topk`."""
+"""Top-k's specs: the largest elements of each tensor, or of the whole model.
+
+The methods are :mod:`comm_plan.compressors.topk` and
+:mod:`comm_plan.compressors.model_topk`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,37 @@ RATIOS = (10, 32, 100, 316, 1000)
 """What ``auto`` tries, up to the largest ratio that is allowed, which it tries too."""
 
 
-class TopK(Spec):
+class _Largest(Spec):
+    """What both have in common: the largest magnitudes go, the rest stays."""
+
+    momentum_correction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_norm: Positive | None = None
+
+    dtypes = ("float32", "float16", "bfloat16")
+    lossless = False
+    sparse = True
+    carries_nonfinite = False
+    needs_second_moments = False
+    variable_length = False
+    keeps_last_layer = False
+    largest_world_size = {}
+    agreed_nbytes = 0
+
+    def second_moment_at(self, density: float) -> None:
+        """Return None: it wants no second moments."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The residual, and a velocity for momentum correction."""
+        return (RESIDUAL, VELOCITY) if self.momentum_correction else (RESIDUAL,)
+
+    def variants(self, max_ratio: float) -> tuple[Self, ...]:
+        """Return a grid of densities, down to the largest ratio allowed."""
+        ratios = sorted({min(ratio, max_ratio) for ratio in (*RATIOS, max_ratio)})
+        return tuple(self.model_copy(update={"density": 1 / ratio}) for ratio in ratios)
+
+
+class TopK(_Largest):
     """The largest elements of each tensor by magnitude, with error feedback.
 
     ``density`` (k / numel; lower: more compression) is one number for all tensors of
@@ -32,21 +66,10 @@ class TopK(Spec):
 
     kind: Literal["topk"] = "topk"
     density: Density | tuple[Density, ...]
-    momentum_correction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    clip_norm: Positive | None = None
 
     methods = {"topk": "allgather", "gtopk": "gtopk"}
     implementation = "topk:TopKCompressor"
-    dtypes = ("float32", "float16", "bfloat16")
-    lossless = False
-    sparse = True
-    carries_nonfinite = False
-    needs_second_moments = False
-    variable_length = False
-    keeps_last_layer = False
     by_default = ("topk", "gtopk")
-    largest_world_size = {}
-    agreed_nbytes = 0
 
     @classmethod
     def example(cls) -> Self:
@@ -57,14 +80,6 @@ class TopK(Spec):
     def at_density(cls, density: float) -> Self:
         """Return this density."""
         return cls(density=density)
-
-    def second_moment_at(self, density: float) -> None:
-        """Return None: it wants no second moments."""
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """The residual, and a velocity for momentum correction."""
-        return (RESIDUAL, VELOCITY) if self.momentum_correction else (RESIDUAL,)
 
     @property
     def ratio(self) -> float:
@@ -95,7 +110,45 @@ class TopK(Spec):
             return self
         return self.model_copy(update={"density": self.density[start:stop]})
 
-    def variants(self, max_ratio: float) -> tuple[Self, ...]:
-        """Return a grid of densities, down to the largest ratio allowed."""
-        ratios = sorted({min(ratio, max_ratio) for ratio in (*RATIOS, max_ratio)})
-        return tuple(self.model_copy(update={"density": 1 / ratio}) for ratio in ratios)
+
+class ModelTopK(_Largest):
+    """The largest elements of the whole bucket by magnitude, with error feedback.
+
+    In a plan of one bucket (solvers ``single`` and ``slgs``), of the whole model, as
+    SLGS, gTop-k and top-k select in their papers. ``density`` is k / numel of the
+    bucket; a tensor of small gradients may send nothing for long.
+    """
+
+    kind: Literal["model_topk"] = "model_topk"
+    density: Density
+
+    methods = {"model-topk": "allgather", "model-gtopk": "gtopk"}
+    implementation = "model_topk:ModelTopKCompressor"
+    by_default = ()
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a density of 1 %."""
+        return cls(density=0.01)
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return this density."""
+        return cls(density=density)
+
+    @property
+    def ratio(self) -> float:
+        """1 over the density."""
+        return 1 / self.density
+
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return k float32 values and k int32 indices for all tensors together."""
+        return (FLOAT32_NBYTES + INDEX_NBYTES) * selected(sum(numels), self.density)
+
+    def densities(self, tensors: int) -> tuple[float, ...]:
+        """Return the same density for each of the bucket's ``tensors``."""
+        return (self.density,) * tensors
+
+    def restricted_to(self, start: int, stop: int) -> Self:
+        """Return the spec: one density holds for any tensors."""
+        return self

@@ -17,7 +17,7 @@ def _problem(build, gaps, beta, max_ratio=1000.0, layers=None):
         gaps,
         [NUMEL] * len(gaps),
         layers=layers,
-        compression=build.compression(topk=(0.0, 0.0)),
+        compression=build.compression(topk=(0.0, 0.0), model_topk=(0.0, 0.0)),
     )
     network = build.network(
         4,

@@ -8,6 +8,7 @@ import torch
 from comm_plan import parallelize
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import Dense, TernGrad, TopK, Vgc
+from comm_plan.plans.compression import selected
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime import diagnostics
 from comm_plan.runtime.diagnostics import measure, writer
@@ -76,7 +77,7 @@ def test_delta_is_eq_21_of_what_the_ranks_accumulated_and_sent(collective, floor
         for name in trainable(net()):
             accumulated = [acc[name].double() for acc, *_ in step]
             d = accumulated[0].numel()
-            k = max(1, round(d * max(DENSITY, floor)))
+            k = selected(d, max(DENSITY, floor))
             if collective == "allgather":  # each sends the k largest of its own
                 sent = sum(top(acc, k) for acc in accumulated)
             else:  # all apply one choice
