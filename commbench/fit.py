@@ -19,7 +19,8 @@ negative start-up times. Instead:
   residuals, ``2 n log(mean residual) + log(n) * parameters``. A line counts as two
   parameters and a switch as three: counted as one, switches are found in noise (Hall,
   Osborn and Sakkas, "Inference on structural breaks using information criteria",
-  2013). A segment holds at least :data:`MIN_POINTS` samples.
+  2013). A segment holds at least :data:`MIN_POINTS` samples; so many outliers in a row
+  cannot be told from one.
 - **The cost never falls with size**: two neighbours are only allowed if they meet
   between the last sample of the first and the first sample of the second, where the
   switch is then put, or if the second lies above the first there; then the cost jumps
