@@ -45,6 +45,10 @@ Variants = Mapping[str, tuple[str | int, ...]]
 CHOSEN: Variants = {
     "optimal": ("--solver", "optimal"),
     "lags": ("--solver", "lags", "--max-ratio", MAX_RATIO),
+    "lags, as printed": (
+        *("--solver", "lags", "--literal"),
+        *("--max-ratio", MAX_RATIO),
+    ),
     "slgs": ("--solver", "slgs", "--max-ratio", MAX_RATIO),
     "auto": ("--solver", "auto", "--max-ratio", MAX_RATIO),
 }
