@@ -5,10 +5,9 @@
 Every rank's gradient is a part that all share and a part of its own; ``shared`` is the
 share of the variance that is common. Elements are normal, or large ones are less rare,
 as in gradients (Student's t with 3 degrees of freedom). Each rank sends its k largest;
-the tree
-(:mod:`comm_plan.collectives.gtopk`) is compared with the sum of all messages cut to its
-k largest (:mod:`comm_plan.collectives.exact_gtopk`): the share of indices that both
-have, and the share of the exact result's magnitude that the tree's result has.
+the tree (:mod:`comm_plan.collectives.gtopk`) is compared with the sum of all messages
+cut to its k largest (:mod:`comm_plan.collectives.exact_gtopk`): the share of indices
+that both have, and the share of the exact result's magnitude that the tree's has.
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import TopK
 
-RESOLUTION = 1e-4
-"""Of the iteration time: how exact the search is for each bucket (see ``joint``)."""
-
 
 def sparse_at(problem: Problem, ratios: FloatArray) -> Option:
     """Return top-k by all-gather with a density of its own for every tensor.
@@ -33,15 +30,25 @@ def merged(problem: Problem, ratios: FloatArray) -> Solution:
     1 is dense, or, where that costs no time, every element along with sparse
     neighbours.
     """
-    sparse = sparse_at(problem, ratios)
-    dense = problem.prices.dense
-    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
-    apart = optimal.fastest(replace(problem, assigned=assigned))
+    dense, sparse = problem.prices.dense, sparse_at(problem, ratios)
+    apart = merged_apart(problem, ratios, sparse)
     limit_s = problem.simulate(apart).iteration_s
     options = [dense.except_on(ratios > 1), sparse]
-    where = joint.cuts(problem, options)
-    together = joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
+    together = joint.within(problem, options, limit_s)
     return _dense_where_whole(together or apart, ratios, dense)
+
+
+def merged_apart(problem: Problem, ratios: FloatArray, sparse: Option) -> Solution:
+    """Return the fastest buckets of which each is all dense or all ``sparse``.
+
+    Args:
+        problem: the model and the network.
+        ratios: [L] of each tensor; 1: dense.
+        sparse: what :func:`sparse_at` returns for them.
+    """
+    dense = problem.prices.dense
+    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
+    return optimal.fastest(replace(problem, assigned=assigned))
 
 
 def _dense_where_whole(

@@ -24,8 +24,6 @@ from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import BY_DEFAULT, method
 
-RESOLUTION = 1e-4
-
 
 def solve(problem: Problem) -> Solution:
     """Return the least compressing plan within the tolerance of the fastest.
@@ -38,7 +36,7 @@ def solve(problem: Problem) -> Solution:
         (optimal.fastest(problem.sent_by(option)) for option in options),
         key=lambda solution: _seconds(problem, solution),
     )
-    fastest = _joint(problem, options, _seconds(problem, known)) or known
+    fastest = joint.within(problem, options, _seconds(problem, known)) or known
     limit = _seconds(problem, fastest) * (1 + problem.settings.tolerance)
     least = _least_ratio(problem, options, limit) or fastest
     return _relaxed(problem, least, options, limit)
@@ -75,24 +73,12 @@ def _least_ratio(
     while low < high:
         middle = (low + high) // 2
         mild = [option for option in options if option.ratio <= ratios[middle]]
-        within_limit = _joint(problem, mild, limit_s)
+        within_limit = joint.within(problem, mild, limit_s)
         if within_limit is None:
             low = middle + 1
         else:
             high, least = middle, within_limit
     return least
-
-
-def _joint(
-    problem: Problem, options: Sequence[Option], limit_s: float
-) -> Solution | None:
-    return joint.best(
-        problem,
-        options,
-        limit_s=limit_s,
-        resolution_s=RESOLUTION * limit_s,
-        cuts=joint.cuts(problem, options),
-    )
 
 
 def _relaxed(

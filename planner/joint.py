@@ -32,6 +32,9 @@ from comm_plan.planner.problem import Problem, Solution
 MOST_CUTS = 128
 """Larger models are cut at so many places only, to bound the planning time."""
 
+RESOLUTION = 1e-4
+"""Of the limit: how exact :func:`within` is for each bucket."""
+
 WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Of compute against channel, for the bounds on what a state can still reach."""
 
@@ -108,6 +111,18 @@ def best(
     compute_end = problem.compute.backward_end_s + states.x[last:]
     fastest = np.argmin(np.maximum(compute_end, states.f[last:]))
     return _trace(states, last + int(fastest), options)
+
+
+def within(
+    problem: Problem, options: Sequence[Option], limit_s: float
+) -> Solution | None:
+    """Return the fastest plan that takes no longer than ``limit_s``, in bounded time.
+
+    To :data:`RESOLUTION` of the limit for each bucket, with buckets that end at
+    :func:`cuts`. None: there is no such plan.
+    """
+    where = cuts(problem, options)
+    return best(problem, options, limit_s, RESOLUTION * limit_s, where)
 
 
 def cuts(problem: Problem, options: Sequence[Option]) -> IntArray:

@@ -37,9 +37,9 @@ from itertools import groupby
 import numpy as np
 
 from comm_plan.planner import joint, lags_literal, optimal
-from comm_plan.planner.at_ratios import RESOLUTION, merged, sparse_at
+from comm_plan.planner.at_ratios import merged, merged_apart, sparse_at
 from comm_plan.planner.curve import FloatArray, IntArray
-from comm_plan.planner.option import BoolArray
+from comm_plan.planner.option import BoolArray, Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import Schedule
 from comm_plan.plans.compression import TopK
@@ -109,8 +109,7 @@ def _within(problem: Problem, bound: float, limit_s: float) -> Solution | None:
     options = [problem.prices.dense]
     if bound > 1:
         options.append(problem.prices.option(TopK(density=1 / bound)))
-    where = joint.cuts(problem, options)
-    return joint.best(problem, options, limit_s, RESOLUTION * limit_s, where)
+    return joint.within(problem, options, limit_s)
 
 
 def _least_bound(problem: Problem, limit_s: float) -> tuple[Solution, float]:
@@ -162,9 +161,10 @@ def _lowered(
 
     def at(level: float) -> tuple[Solution, FloatArray]:
         levels = np.where(fixed, ratios, np.minimum(ratios, level))
+        sparse = sparse_at(problem, levels)
+        merges = (merged_apart(problem, levels, sparse), solution)
         return min(
-            _dense_where_no_slower(problem, _merged_apart(problem, levels), levels),
-            _dense_where_no_slower(problem, solution, levels),
+            (_dense_where_no_slower(problem, m, levels, sparse) for m in merges),
             key=lambda candidate: problem.simulate(candidate[0]).iteration_s,
         )
 
@@ -197,18 +197,11 @@ def _from_last_start(schedule: Schedule) -> BoolArray:
     return np.arange(schedule.stops[-1]) >= begin
 
 
-def _merged_apart(problem: Problem, ratios: FloatArray) -> Solution:
-    """Return the fastest buckets that are all dense or all sparse, at ``ratios``."""
-    dense, sparse = problem.prices.dense, sparse_at(problem, ratios)
-    assigned = tuple(sparse if ratio > 1 else dense for ratio in ratios)
-    return optimal.fastest(replace(problem, assigned=assigned))
-
-
 def _dense_where_no_slower(
-    problem: Problem, solution: Solution, ratios: FloatArray
+    problem: Problem, solution: Solution, ratios: FloatArray, sparse: Option
 ) -> tuple[Solution, FloatArray]:
-    """Return ``solution`` at ``ratios`` [L], dense where that is no slower."""
-    dense, sparse = problem.prices.dense, sparse_at(problem, ratios)
+    """Return ``solution`` at ``ratios`` [L], dense where ``sparse`` is no faster."""
+    dense = problem.prices.dense
     chosen, ratios = [], ratios.copy()
     for start, stop, option in solution.buckets():
         dense_s, sparse_s = dense.channel_s(start, stop), sparse.channel_s(start, stop)

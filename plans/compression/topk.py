@@ -30,6 +30,7 @@ RATIOS = (10, 32, 100, 316, 1000)
 class _Largest(Spec):
     """What both have in common: the largest magnitudes go, the rest stays."""
 
+    density: Density | tuple[Density, ...]
     momentum_correction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_norm: Positive | None = None
 
@@ -42,6 +43,16 @@ class _Largest(Spec):
     keeps_last_layer = False
     largest_world_size = {}
     agreed_nbytes = 0
+
+    @classmethod
+    def example(cls) -> Self:
+        """Return a density of 1 %."""
+        return cls.model_validate({"density": 0.01})
+
+    @classmethod
+    def at_density(cls, density: float) -> Self:
+        """Return this density."""
+        return cls.model_validate({"density": density})
 
     def second_moment_at(self, density: float) -> None:
         """Return None: it wants no second moments."""
@@ -65,21 +76,10 @@ class TopK(_Largest):
     """
 
     kind: Literal["topk"] = "topk"
-    density: Density | tuple[Density, ...]
 
     methods = {"topk": "allgather", "gtopk": "gtopk"}
     implementation = "topk:TopKCompressor"
     by_default = ("topk", "gtopk")
-
-    @classmethod
-    def example(cls) -> Self:
-        """Return a density of 1 %."""
-        return cls(density=0.01)
-
-    @classmethod
-    def at_density(cls, density: float) -> Self:
-        """Return this density."""
-        return cls(density=density)
 
     @property
     def ratio(self) -> float:
@@ -125,16 +125,6 @@ class ModelTopK(_Largest):
     methods = {"model-topk": "allgather", "model-gtopk": "gtopk"}
     implementation = "model_topk:ModelTopKCompressor"
     by_default = ()
-
-    @classmethod
-    def example(cls) -> Self:
-        """Return a density of 1 %."""
-        return cls(density=0.01)
-
-    @classmethod
-    def at_density(cls, density: float) -> Self:
-        """Return this density."""
-        return cls(density=density)
 
     @property
     def ratio(self) -> float:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
-from comm_plan.planner import SOLVERS, Settings, auto
+from comm_plan.planner import SOLVERS, Settings, auto, joint
 from comm_plan.planner.documents import make_problem
 from comm_plan.tests.planner.test_joint import random_problem
 from comm_plan.tests.support import every_plan
@@ -142,7 +142,7 @@ def test_auto_has_the_smallest_largest_ratio_of_all_plans_in_time(build, hundred
         ratios = np.array([option.ratio for option in options])
         largest = np.where(which == every_plan.NO_END, 1, ratios[which]).max(axis=1)
         limit_s = every_s.min() * (1 + problem.settings.tolerance)
-        slack_s = 2 * len(problem) * auto.RESOLUTION * limit_s
+        slack_s = 2 * len(problem) * joint.RESOLUTION * limit_s
         solution = auto.solve(problem)
         chosen = max(option.ratio for option in solution.options)
         assert problem.simulate(solution).iteration_s <= limit_s + slack_s, seed

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.planner import Settings, lags
+from comm_plan.planner import Settings, joint, lags
 from comm_plan.planner.at_ratios import sparse_at
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.problem import Solution
@@ -74,7 +74,7 @@ def test_no_plan_in_time_has_a_smaller_largest_ratio(problem):
     dense = np.ones(len(problem))
     best_s = min(fastest_s(problem, dense), fastest_s(problem, dense * LARGEST))
     limit_s = best_s * (1 + problem.settings.tolerance)
-    resolution_s = 2 * len(problem) * lags.RESOLUTION * limit_s
+    resolution_s = 2 * len(problem) * joint.RESOLUTION * limit_s
     assert seconds(problem, solution) <= limit_s + resolution_s
     largest = ratios_of(problem, solution).max()
     for below in (1 - 2 * lags.PRECISION, 0.9, 0.5, 0.1):
