@@ -27,6 +27,7 @@ from comm_plan.plans.document import (
     read_schema,
     write_atomically,
 )
+from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
 from comm_plan.plans.plan import (
     Bucket,
@@ -51,9 +52,12 @@ from comm_plan.plans.run import (
     BucketTraffic,
     Evaluation,
     IterationTimes,
+    Replan,
     RunRecord,
     Traffic,
 )
+from comm_plan.plans.timing import BucketTiming, Timing
+from comm_plan.plans.tuning import Curve, Round, Trial, Tuning
 
 
 def load_document(path: str | Path) -> Document:
@@ -70,7 +74,7 @@ def load_document(path: str | Path) -> Document:
     raise DocumentError(f"{path}: schema {schema!r} is none of {known}")
 
 
-DOCUMENTS: tuple[type[Document], ...] = (Profile, Network, Plan, RunRecord)
+DOCUMENTS: tuple[type[Document], ...] = (Profile, Network, Plan, RunRecord, Tuning)
 """Every kind of document; each has a JSON Schema in ``plans/schemas``."""
 
 __all__ = [
@@ -80,13 +84,16 @@ __all__ = [
     "SPECS",
     "Bf16",
     "Bucket",
+    "BucketTiming",
     "BucketTraffic",
     "CollectiveCost",
     "CompressionCost",
     "CompressorSpec",
+    "Curve",
     "Dense",
     "Device",
     "Document",
+    "EmulatedLink",
     "Evaluation",
     "Fit",
     "Fp16",
@@ -101,6 +108,8 @@ __all__ = [
     "Predicted",
     "Profile",
     "Qsgd",
+    "Replan",
+    "Round",
     "RunRecord",
     "Sample",
     "Segment",
@@ -109,8 +118,11 @@ __all__ = [
     "Strom",
     "TensorTiming",
     "TernGrad",
+    "Timing",
     "TopK",
     "Traffic",
+    "Trial",
+    "Tuning",
     "UnderCommunication",
     "Vgc",
     "check_writable",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from comm_plan.plans.document import Document, Nbytes, Seconds, Value
+from comm_plan.plans.link import EmulatedLink
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -77,7 +78,8 @@ class Network(Document):
     ``comm_plan.collectives.registry``. ``nbytes`` is the full buffer on a rank:
     all-reduce, broadcast and point to point: the message; all-gather: the gathered
     total; reduce-scatter: the input; gTop-k: the k values and k indices that one rank
-    contributes.
+    contributes. ``emulated_link`` is what the collectives were held back to, if they
+    were.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/network"
@@ -87,3 +89,4 @@ class Network(Document):
     hosts: tuple[str, ...] = ()
     collectives: dict[str, CollectiveCost]
     environment: dict[str, str] = {}
+    emulated_link: EmulatedLink | None = None

@@ -9,6 +9,8 @@ from typing_extensions import Self
 
 from comm_plan.plans.compression import CompressorSpec, Dense
 from comm_plan.plans.document import Document, Seconds, Value
+from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.timing import Timing
 
 
 class Bucket(Value):
@@ -42,6 +44,7 @@ class Predicted(Value):
 
     ``baselines`` maps the name of another solver to its predicted ``iteration_s``.
     ``extrapolated_from`` is the measured world size when the plan is for another one.
+    ``timing`` says when what happens.
     """
 
     iteration_s: Seconds
@@ -49,6 +52,7 @@ class Predicted(Value):
     lower_bound_s: Seconds
     baselines: dict[str, Seconds] = {}
     extrapolated_from: int | None = None
+    timing: Timing | None = None
 
 
 class Inputs(Value):
@@ -59,7 +63,10 @@ class Inputs(Value):
 
 
 class Plan(Document):
-    """Buckets in launch order, every trainable tensor of the model in exactly one."""
+    """Buckets in launch order, every trainable tensor of the model in exactly one.
+
+    ``emulated_link`` is the network's that it was computed for, if it has one.
+    """
 
     SCHEMA: ClassVar[str] = "comm-plan/plan"
 
@@ -70,6 +77,7 @@ class Plan(Document):
     buckets: Annotated[tuple[Bucket, ...], Field(min_length=1)]
     predicted: Predicted | None = None
     inputs: Inputs | None = None
+    emulated_link: EmulatedLink | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,6 +92,12 @@ class Plan(Document):
             )
             if problem is not None:
                 raise ValueError(problem)
+        timing = self.predicted and self.predicted.timing
+        if timing and len(timing.buckets) != len(self.buckets):
+            raise ValueError(
+                f"timing of {len(timing.buckets)} buckets, the plan has "
+                f"{len(self.buckets)}"
+            )
         return self
 
     @property

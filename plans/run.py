@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from comm_plan.plans.document import Document, Nbytes, Seconds, Value
+from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.timing import Timing
 
 
 class IterationTimes(Value):
@@ -51,8 +53,28 @@ class Evaluation(Value):
     value: float
 
 
+class Replan(Value):
+    """The run went on by another plan from ``step`` on, and why.
+
+    ``expected_s`` is what an iteration by the old plan was predicted to take,
+    ``corrected_s`` what it was predicted to take from then on, ``predicted_s`` what one
+    by the new plan is.
+    """
+
+    step: int
+    reason: str
+    plan_sha256: str
+    expected_s: Seconds
+    corrected_s: Seconds
+    predicted_s: Seconds
+
+
 class RunRecord(Document):
-    """What was run, how long it took, what it sent and how well the model does."""
+    """What was run, how long it took, what it sent and how well the model does.
+
+    ``timing`` holds medians over the steps, rank 0's; ``losses`` its training loss in
+    each step, None where that was inf or NaN.
+    """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
 
@@ -73,4 +95,8 @@ class RunRecord(Document):
     traffic: Traffic | None = None
     evaluations: tuple[Evaluation, ...] = ()
     final_loss: float | None = None
+    losses: tuple[float | None, ...] = ()
+    timing: Timing | None = None
+    replans: tuple[Replan, ...] = ()
+    emulated_link: EmulatedLink | None = None
     parameters_sha256: str | None = None

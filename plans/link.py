@@ -1,0 +1,50 @@
+"""A network link that is emulated: documents measured behind one say so."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from comm_plan.errors import InputError
+from comm_plan.plans.document import Seconds, Value
+
+LATENCY_S = 50e-6
+"""Of a message on an emulated link unless it is given: common for Ethernet and TCP."""
+
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_FORM = re.compile(
+    rf"(?P<rate>[\d.]+)(?P<bits>{'|'.join(_BITS)})"
+    rf"(?::(?P<latency>[\d.]+)(?P<seconds>{'|'.join(_SECONDS)}))?"
+)
+
+
+class EmulatedLink(Value):
+    """Every rank's link to all others: its speed in each direction, and its latency."""
+
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    latency_s: Seconds = LATENCY_S
+
+    @classmethod
+    def parse(cls, text: str) -> EmulatedLink:
+        """Return the link that ``text`` describes: ``100mbit``, or ``1gbit:2ms``.
+
+        Raises:
+            InputError: it describes none.
+        """
+        match = _FORM.fullmatch(text.strip().lower())
+        try:
+            if match is None:
+                raise ValueError(text)
+            rate = float(match["rate"]) * _BITS[match["bits"]] / 8
+            if match["latency"] is None:
+                return cls(bytes_per_s=rate)
+            latency = float(match["latency"]) * _SECONDS[match["seconds"]]
+            return cls(bytes_per_s=rate, latency_s=latency)
+        except ValueError:
+            raise InputError(
+                f"link {text!r}: give a rate in kbit, mbit or gbit, and a latency if "
+                "it matters, such as 100mbit or 1gbit:2ms"
+            ) from None

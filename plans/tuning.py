@@ -1,0 +1,88 @@
+"""What ``tune`` found: the plans that it tried, predicted and measured; its advice."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from comm_plan.plans.document import Document, Seconds, Value
+from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.plan import PlannedModel
+
+Objective = Literal["time", "loss"]
+
+
+class Round(Value):
+    """Iterations that a plan ran in one round, warm-up left out, the slowest rank's."""
+
+    iterations: Annotated[int, Field(gt=0)]
+    median_s: Seconds
+    p95_s: Seconds
+
+
+class Curve(Value):
+    """A training from the same start: the mean loss so far, against its seconds.
+
+    ``seconds`` and ``losses`` are equally long; the losses are means over all ranks.
+    """
+
+    seed: int
+    seconds: tuple[Seconds, ...]
+    losses: tuple[float, ...]
+
+
+class Trial(Value):
+    """One plan, tried on the user's own model.
+
+    ``plan`` is the plan's file beside this document. ``rounds`` are those that it was
+    in; ``measured_s`` is the median of the last one. ``curves`` are there when plans
+    are judged by loss.
+    """
+
+    name: str
+    plan: str
+    lossless: bool
+    predicted_s: Seconds
+    rounds: tuple[Round, ...] = ()
+    measured_s: Seconds | None = None
+    curves: tuple[Curve, ...] = ()
+
+
+class Tuning(Document):
+    """Trials of plans, the first one the baseline: the buckets of PyTorch DDP.
+
+    ``not_tried`` says for other plans, by name, why they were not run. ``complete`` is
+    false if the budget or the user ended the trials early.
+    """
+
+    SCHEMA: ClassVar[str] = "comm-plan/tuning"
+
+    workload: str
+    model: PlannedModel
+    backend: str
+    world_size: Annotated[int, Field(gt=0)]
+    hosts: tuple[str, ...] = ()
+    emulated_link: EmulatedLink | None = None
+    objective: Objective = "time"
+    budget_s: Seconds
+    took_s: Seconds
+    complete: bool
+    winner: str
+    advice: str
+    trials: Annotated[tuple[Trial, ...], Field(min_length=1)]
+    not_tried: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [trial.name for trial in self.trials]
+        if len(set(names)) < len(names):
+            raise ValueError(f"trials {names}: a name is there twice")
+        if self.winner not in names:
+            raise ValueError(f"winner {self.winner!r} is none of the trials {names}")
+        return self
+
+    def trial(self, name: str) -> Trial:
+        """Return the trial of the plan called ``name``."""
+        return next(trial for trial in self.trials if trial.name == name)

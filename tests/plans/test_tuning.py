@@ -1,0 +1,37 @@
+import pytest
+from pydantic import ValidationError
+
+from comm_plan.plans import PlannedModel, Trial, Tuning, load_document
+
+
+def tuning(winner="b"):
+    return Tuning(
+        workload="toy",
+        model=PlannedModel(name="toy", fingerprint="sha256:0"),
+        backend="gloo",
+        world_size=2,
+        budget_s=10.0,
+        took_s=5.0,
+        complete=True,
+        winner=winner,
+        advice="use b",
+        trials=tuple(
+            Trial(name=name, plan=f"{name}.json", lossless=True, predicted_s=1.0)
+            for name in "ab"
+        ),
+    )
+
+
+def test_is_read_as_it_was_written(tmp_path):
+    written = tuning()
+    written.save(tmp_path / "tuning.json")
+    assert load_document(tmp_path / "tuning.json") == written
+
+
+def test_finds_a_trial():
+    assert tuning().trial("a").plan == "a.json"
+
+
+def test_refuses_a_winner_that_was_not_tried():
+    with pytest.raises(ValidationError, match="none of the trials"):
+        tuning(winner="c")
