@@ -33,7 +33,7 @@ from comm_plan.transports.backends import BACKENDS
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
-    from comm_plan.plans import Document, Network
+    from comm_plan.plans import Document, EmulatedLink, Network
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.trainer import Event
     from comm_plan.transports.base import Transport
@@ -121,7 +121,14 @@ Tolerance = Annotated[
         help="How much slower than the fastest a plan may be to send or compress less.",
     ),
 ]
-
+EmulateLink = Annotated[
+    str | None,
+    typer.Option(
+        "--emulate-link",
+        metavar="RATE[:LATENCY]",
+        help="Hold collectives of one host's ranks back to a link such as 100mbit.",
+    ),
+]
 MaxRatio = Annotated[
     float, typer.Option(min=1, help="Upper bound on numel / k for sparse methods.")
 ]
@@ -217,6 +224,7 @@ def benchmark_network(
     world_size: Annotated[
         int | None, typer.Option(min=2, help="Ranks of the imported files.")
     ] = None,
+    emulate_link: EmulateLink = None,
     json: Json = False,
 ) -> None:
     """Measure what collectives cost on this cluster, and fit it."""
@@ -227,9 +235,11 @@ def benchmark_network(
 
         measured = load(imported, world_size=world_size, backend=_value(backend))
     else:
+        link = _link(emulate_link)
         _start_ranks(context, local_ranks, backend)
         check_writable(output)
-        measured = _sweep(backend, device, collectives, max_nbytes, budget_s)
+        with _connect(backend, device, link=link) as transport:
+            measured = _sweep(transport, collectives, max_nbytes, budget_s)
     _finish(measured, output, json)
 
 
@@ -363,9 +373,11 @@ def train(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds a collective may take.")
     ] = 300.0,
+    emulate_link: EmulateLink = None,
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
+    link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend or _planned_backend(plan))
     from comm_plan.plans import Plan, check_writable
     from comm_plan.runtime.agreement import check_plan
@@ -380,9 +392,15 @@ def train(
     sizes = {} if batch_size is None else {"batch_size": batch_size}
     model = load(workload, seed=seed, **sizes)
     check_plan(chosen, model.model, place().world_size)
+    if place().rank == 0 and chosen.emulated_link != link:
+        screen.say(
+            f"the plan is for {chosen.emulated_link or 'a real network'}, this run is "
+            f"on {link or 'a real network'}"
+        )
     total = steps if epochs is None else None
+    engine_name = backend or Backend(chosen.backend)
     with (
-        _connect(backend or Backend(chosen.backend), device, timeout_s) as transport,
+        _connect(engine_name, device, timeout_s, link) as transport,
         screen.training_progress(total) as show,
     ):
         watchers = [show]
@@ -453,45 +471,37 @@ def simulate(
 
 @app.command()
 def report(
-    profile: ProfileArgument,
-    network: NetworkArgument,
+    documents: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DOCUMENT...",
+            help="Profile, network, plans, run records, a tuning; or their folder.",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="timeline.png, .html, or .json (Perfetto). [default: the terminal]",
+            help="report.html, a page of all there is; or only timelines: .png, or "
+            ".json (Perfetto). [default: timelines in the terminal]",
         ),
     ] = None,
     solvers: Annotated[
-        str, typer.Option(help="Comma-separated.")
+        str, typer.Option(help="Simulated with profile and network; comma-separated.")
     ] = "wfbp,threshold,optimal",
     world_size: WorldSize = None,
 ) -> None:
-    """Draw the timeline of one iteration under each solver."""
-    from comm_plan.planner import Settings, find_solver, make_problem
-    from comm_plan.plans import Network, Profile
-    from comm_plan.report.save import save
-    from comm_plan.report.solvers import timeline
+    """Show documents: a page of charts and tables, or timelines."""
+    from comm_plan import reporting
 
-    measured, cluster = Profile.load(profile), Network.load(network)
-    problem = make_problem(measured, cluster, Settings(world_size=world_size))
-    drawn = [
-        timeline(
-            name,
-            problem.simulate(find_solver(name)(problem)),
-            forward_s=measured.forward_s,
-            update_s=measured.update_s,
-        )
-        for name in _names(solvers) or ()
-    ]
+    names = _names(solvers) or ()
     if output is None:
         from comm_plan.report.terminal import TerminalTimelines
 
-        screen.show(TerminalTimelines(drawn))
+        screen.show(TerminalTimelines(reporting.draw(documents, names, world_size)))
         return
-    ranks = f"{problem.world_size} ranks, {cluster.backend}"
-    save(drawn, output, f"{measured.model.name}, {ranks}")
+    reporting.write(documents, output, names, world_size)
     screen.say(f"wrote {output}")
 
 
@@ -590,27 +600,31 @@ def _start_ranks(
 
 @contextmanager
 def _connect(
-    backend: Backend | None, device: Device | None, timeout_s: float = 300.0
+    backend: Backend | None,
+    device: Device | None,
+    timeout_s: float = 300.0,
+    link: EmulatedLink | None = None,
 ) -> Iterator[Transport]:
-    """Join the run that the launcher's environment describes."""
+    """Join the run that the launcher's environment describes, behind ``link``."""
     from comm_plan.transports.connect import connect
 
     with connect(
         _value(backend), device=_value(device), timeout_s=timeout_s, report=_explain
     ) as transport:
-        yield transport
+        if link is None:
+            yield transport
+        else:
+            from comm_plan.collectives.emulation import emulate
+
+            yield emulate(transport, link)
 
 
 def _sweep(
-    backend: Backend | None,
-    device: Device | None,
-    collectives: str | None,
-    max_nbytes: int,
-    budget_s: float,
+    transport: Transport, collectives: str | None, max_nbytes: int, budget_s: float
 ) -> Network:
     from comm_plan.commbench.sweep import geometric_sizes, measure
 
-    with _connect(backend, device) as transport, screen.progress() as progress:
+    with screen.progress() as progress:
         return measure(
             transport,
             collectives=_names(collectives) or tuple(COLLECTIVES),
@@ -641,6 +655,12 @@ def _finish(document: Document, output: Path, json: bool) -> None:
     for table in tables(document, briefly=True):
         screen.show(table)
     screen.say(f"wrote {output}")
+
+
+def _link(text: str | None) -> EmulatedLink | None:
+    from comm_plan.plans.link import EmulatedLink
+
+    return None if text is None else EmulatedLink.parse(text)
 
 
 def _value(choice: Enum | None) -> str | None:

@@ -21,6 +21,14 @@ def nbytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def bits_per_s(value: float) -> str:
+    """Return the speed of a link in Gbit/s, Mbit/s or kbit/s."""
+    for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if value >= 0.9995 * scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value / 1e3:.4g} kbit/s"
+
+
 def percent(value: float) -> str:
     """Return a share of one in percent."""
     return f"{_three_digits(100 * value)} %"

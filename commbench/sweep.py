@@ -230,6 +230,7 @@ def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
             },
+            emulated_link=transport.emulated_link,
         )
     result: Network = transport.broadcast_object(network)
     return result

@@ -17,6 +17,7 @@ from comm_plan.plans.compression import method
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile
+from comm_plan.plans.timing import BucketTiming, Timing
 
 
 def make_problem(
@@ -103,8 +104,22 @@ def to_plan(
             lower_bound_s=lower_bound_s,
             baselines=dict(baselines),
             extrapolated_from=problem.extrapolated_from,
+            timing=_timing(profile, schedule),
         ),
         inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
+        emulated_link=network.emulated_link,
+    )
+
+
+def _timing(profile: Profile, schedule: Schedule) -> Timing:
+    moments = np.stack([schedule.ready_s, schedule.start_s, schedule.finish_s])
+    return Timing(
+        backward_start_s=profile.forward_s,
+        compute_end_s=schedule.compute_end_s,
+        buckets=tuple(
+            BucketTiming(ready_s=ready, start_s=start, finish_s=finish)
+            for ready, start, finish in moments.T.tolist()
+        ),
     )
 
 

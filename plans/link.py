@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from comm_plan import units
 from comm_plan.errors import InputError
 from comm_plan.plans.document import Seconds, Value
 
@@ -26,6 +27,11 @@ class EmulatedLink(Value):
 
     bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     latency_s: Seconds = LATENCY_S
+
+    def __str__(self) -> str:
+        """Return speed and latency as people say them."""
+        rate = units.bits_per_s(8 * self.bytes_per_s)
+        return f"{rate}, {units.seconds(self.latency_s)} a message"
 
     @classmethod
     def parse(cls, text: str) -> EmulatedLink:

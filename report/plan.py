@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.plans import Bucket, CompressorSpec, Plan
-from comm_plan.report.facts import Fact
+from comm_plan.report.facts import Fact, emulated
 
 BUCKET_HEADER = ("bucket", "tensors", "first", "last", "compressor", "collective")
 
@@ -44,6 +44,7 @@ def _bucket(index: int, bucket: Bucket) -> tuple[str, ...]:
 def _setting(plan: Plan) -> Iterator[Fact]:
     yield "plan", f"{plan.solver} for {plan.model.name}"
     yield "ranks", f"{plan.world_size} x {plan.backend}"
+    yield from emulated(plan.emulated_link)
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
     yield "buckets", f"{len(plan.buckets)} of {tensors} tensors"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.plans import BucketTraffic, RunRecord
-from comm_plan.report.facts import Fact
+from comm_plan.report.facts import Fact, emulated
 
 
 def run_rows(record: RunRecord) -> list[Fact]:
@@ -52,6 +52,7 @@ def _bucket_traffic(index: int, bucket: BucketTraffic) -> tuple[str, ...]:
 def _setting(record: RunRecord) -> Iterator[Fact]:
     yield "workload", record.workload
     yield "plan", f"{record.solver} for {record.world_size} x {record.backend}"
+    yield from emulated(record.emulated_link)
     steps = str(record.steps)
     if record.skipped_steps:
         steps += f", {record.skipped_steps} of them skipped"

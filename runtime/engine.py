@@ -41,6 +41,7 @@ from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.step import OnNonFinite, SecondMoments, Setup, Step
+from comm_plan.runtime.timing import Moments
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
@@ -91,6 +92,7 @@ class Engine:
         step: how many steps were finished, skipped ones too.
         skipped_steps: how many of them every rank skipped, for inf or NaN.
         last_step_skipped: whether the last one was.
+        last_moments: when what happened in it; None before the first.
 
     Raises:
         MismatchError: the plan does not fit the model or the run, or ranks differ.
@@ -115,6 +117,7 @@ class Engine:
         self.step = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
+        self.last_moments: Moments | None = None
         self._listening = True
         self._broadcast_buffers = broadcast_buffers
         self._density_floor = 0.0
@@ -211,6 +214,7 @@ class Engine:
         if self._current.graph_task is not None:
             self._abandon_step()
         self._current.forward_pending = True
+        self._current.moments.begun = self._current.moments.now()
         if self._broadcast_buffers:
             broadcast_tensors(self._transport, list(self.model.buffers()))
 
@@ -218,6 +222,7 @@ class Engine:
         first = self._current.graph_task is None
         if first:
             self._current.graph_task = graph_task
+            self._current.moments.backward = self._current.moments.now()
         return first
 
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
@@ -244,6 +249,7 @@ class Engine:
         finished = self._current
         culprit = finished.finish()
         self.step += 1
+        self.last_moments = finished.moments
         self._begin_step()
         self.last_step_skipped = culprit is not None
         if culprit is None:

@@ -9,6 +9,7 @@ import platform
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,10 @@ from comm_plan.plans import (
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
+
+Measured = TypeVar("Measured")
 
 WARMUP_STEPS = 3
 """First steps whose times are left out: allocations, first touches, connections."""
@@ -45,14 +49,18 @@ class Recorder:
         self._engine = engine
         self._iterations_s: list[float] = []
         self._sent_nbytes: list[list[int]] = []
-        self._loss: float | None = None
+        self._losses: list[float] = []
+        self._step_seconds: list[StepSeconds] = []
         self._first_tx_nbytes = _interface_tx_nbytes()
 
     def add_step(self, loss: float, seconds: float) -> None:
         """Note a step that has just ended."""
-        self._loss = loss
+        self._losses.append(loss)
         self._iterations_s.append(seconds)
         self._sent_nbytes.append([b.sent_nbytes for b in self._engine.buckets])
+        moments = self._engine.last_moments
+        if moments is not None and (reached := moments.seconds()) is not None:
+            self._step_seconds.append(reached)
 
     def record(
         self, transport: Transport, *, workload: str, seed: int, steps: int
@@ -85,13 +93,12 @@ class Recorder:
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
             traffic=self._traffic(),
             evaluations=tuple(self.evaluations),
-            final_loss=self._final_loss(),
+            final_loss=_finite(self._losses[-1]) if self._losses else None,
+            losses=tuple(map(_finite, self._losses)),
+            timing=median_timing(_warm(self._step_seconds)),
+            emulated_link=transport.emulated_link,
             parameters_sha256=parameters_sha256(model),
         )
-
-    def _final_loss(self) -> float | None:
-        loss = self._loss
-        return loss if loss is not None and math.isfinite(loss) else None
 
     def _traffic(self) -> Traffic | None:
         if not self._sent_nbytes:
@@ -134,9 +141,17 @@ def _bucket_traffic(bucket: BucketExchange, message_nbytes: float) -> BucketTraf
     )
 
 
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _warm(steps: Sequence[Measured]) -> Sequence[Measured]:
+    """Return what was measured after the warm-up, if the run was any longer."""
+    return steps[WARMUP_STEPS:] if len(steps) > WARMUP_STEPS else steps
+
+
 def _summary(iterations_s: Sequence[float]) -> IterationTimes:
-    warm = iterations_s[WARMUP_STEPS:]
-    times = np.asarray(warm if len(warm) else iterations_s)
+    times = np.asarray(_warm(iterations_s))
     if not times.size:
         return IterationTimes(count=0, median_s=0.0, p95_s=0.0, min_s=0.0)
     return IterationTimes(

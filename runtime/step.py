@@ -29,6 +29,7 @@ from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.communication import CommunicationThread, Pending
 from comm_plan.runtime.guard import Guard
 from comm_plan.runtime.hooks import ParameterPlace
+from comm_plan.runtime.timing import Moments
 from comm_plan.transports.base import Transport
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
@@ -78,6 +79,7 @@ class Step:
     Attributes:
         graph_task: the backward whose end is awaited; None before its first gradient.
         forward_pending: whether a forward has begun that will have to be finished.
+        moments: when what happened.
     """
 
     def __init__(self, setup: Setup, number: int, density_floor: float) -> None:
@@ -88,6 +90,7 @@ class Step:
         self._guard = Guard()
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
         self._launched: list[Pending[None]] = []
+        self.moments = Moments(setup.channel.device, len(setup.buckets))
         for bucket in setup.buckets:
             bucket.begin(number, density_floor)
 
@@ -139,9 +142,19 @@ class Step:
         return self._setup.buckets[len(self._launched) :]
 
     def _launch(self, bucket: BucketExchange) -> None:
-        used = self._used[len(self._launched)]
-        exchange = partial(_exchange, bucket, used, self._setup.channel)
+        number = len(self._launched)
+        self.moments.ready[number] = self.moments.now()
+        exchange = partial(self._exchange, bucket, number)
         self._launched.append(self._setup.thread.submit(exchange))
+
+    def _exchange(self, bucket: BucketExchange, number: int) -> None:
+        """Exchange a bucket, write the means of what this rank used."""
+        self.moments.start[number] = self.moments.now()
+        bucket.exchange(self._setup.channel)
+        for index, used in enumerate(self._used[number]):
+            if used:
+                bucket.write(index)
+        self.moments.finish[number] = self.moments.now()
 
     # The end
 
@@ -155,6 +168,7 @@ class Step:
         Returns:
             Who sent inf or NaN in this step, None if nobody did.
         """
+        self.moments.backward_end = self.moments.now()
         self._launch_incomplete()
         status = self._exchange_status()
         self.wait()
@@ -242,14 +256,6 @@ class Step:
             flags = zip(bucket.planned.tensors, used_flags, strict=True)
             for index, (name, used) in enumerate(flags):
                 yield name, bucket, index, used
-
-
-def _exchange(bucket: BucketExchange, used: list[bool], channel: Transport) -> None:
-    """Exchange a bucket, write the means of what this rank used."""
-    bucket.exchange(channel)
-    for index, flag in enumerate(used):
-        if flag:
-            bucket.write(index)
 
 
 def _exchange_flags(flags: torch.Tensor, channel: Transport) -> torch.Tensor:

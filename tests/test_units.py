@@ -42,3 +42,16 @@ def test_ticks_are_labelled_without_needless_digits():
     assert [label for _, label in units.ticks(0.11, 4)] == [
         "0 s", "50 ms", "100 ms",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e9, "1 Gbit/s"),
+        (2.5e9, "2.5 Gbit/s"),
+        (1e8, "100 Mbit/s"),
+        (64e3, "64 kbit/s"),
+    ],
+)
+def test_links_have_speeds_in_bits(value, text):
+    assert units.bits_per_s(value) == text

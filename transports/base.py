@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
+    from comm_plan.plans import EmulatedLink
+
 Reduction = Literal["sum", "max"]
 
 
@@ -27,6 +29,7 @@ class Transport(ABC):
         rank: this process's rank, from 0.
         world_size: number of ranks.
         device: where the tensors of this rank live.
+        emulated_link: what its collectives are held back to; None: nothing.
 
     Every method raises :class:`~comm_plan.errors.CollectiveError` when the collective
     fails or times out.
@@ -36,6 +39,7 @@ class Transport(ABC):
     rank: int
     world_size: int
     device: torch.device
+    emulated_link: EmulatedLink | None = None
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:

@@ -1,0 +1,97 @@
+"""When what happens in a step: moments on the threads that make it happen.
+
+On the CPU a moment is the host's clock. On CUDA the host runs ahead of the device, so a
+moment is an event in the current stream of whoever marks it, and is read later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from comm_plan.plans import BucketTiming, Timing
+
+Moment: TypeAlias = "float | torch.cuda.Event"
+
+
+def moment(device: torch.device) -> Moment:
+    """Return now, as ``device`` sees it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class Moments:
+    """The moments of one step, from its first forward on.
+
+    Args:
+        device: whose time counts.
+        buckets: how many there are.
+
+    Attributes:
+        begun: forward begins.
+        backward: the first gradient arrives.
+        backward_end: the last one did.
+        ready: [B] a bucket is complete, and compressed as far as backward does that.
+        start: [B] the communication thread takes it.
+        finish: [B] its means are in place.
+    """
+
+    def __init__(self, device: torch.device, buckets: int) -> None:
+        self._device = device
+        self.begun: Moment | None = None
+        self.backward: Moment | None = None
+        self.backward_end: Moment | None = None
+        self.ready: list[Moment | None] = [None] * buckets
+        self.start: list[Moment | None] = [None] * buckets
+        self.finish: list[Moment | None] = [None] * buckets
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        return moment(self._device)
+
+    def seconds(self) -> StepSeconds | None:
+        """Return the seconds from ``begun`` to each; None if one was never reached."""
+        marks = [self.backward, self.backward_end, *self.ready]
+        marks += [*self.start, *self.finish]
+        begun = self.begun
+        if begun is None or any(mark is None for mark in marks):
+            return None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return np.array([_seconds(begun, mark) for mark in marks if mark is not None])
+
+
+StepSeconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+"""[2 + 3 B]: backward, backward's end, then ready, start and finish of the buckets."""
+
+
+def _seconds(start: Moment, end: Moment) -> float:
+    if isinstance(start, float):
+        assert isinstance(end, float)
+        return end - start
+    assert not isinstance(end, float)
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def median_timing(steps: Sequence[StepSeconds]) -> Timing | None:
+    """Return the median of every moment over ``steps``; None of none."""
+    if not steps:
+        return None
+    medians = np.median(np.stack(steps), axis=0)
+    backward_start_s, compute_end_s = medians[:2].tolist()
+    ready, start, finish = medians[2:].reshape(3, -1).tolist()
+    return Timing(
+        backward_start_s=backward_start_s,
+        compute_end_s=compute_end_s,
+        buckets=tuple(
+            BucketTiming(ready_s=r, start_s=s, finish_s=f)
+            for r, s, f in zip(ready, start, finish, strict=True)
+        ),
+    )
