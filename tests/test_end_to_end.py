@@ -158,6 +158,10 @@ def test_a_cluster_is_measured_planned_and_trained(replayed):
     assert all(nbytes > ring for nbytes in sent), "the hosts did not all-reduce"
 
 
+COLLECTIVE_TIMEOUT_S = 300
+"""After so long a collective fails by itself; on a busy machine a death is noticed late,
+but far sooner than that."""
+
 VICTIM = """
 import os, signal, time
 import torch
@@ -189,7 +193,7 @@ def test_a_rank_killed_on_one_host_ends_the_others_which_name_it(tmp_path):
             TIME_OF_DEATH=str(tmp_path / "time"),
         )  # fmt: skip
     lived_on_s = time.time() - float((tmp_path / "time").read_text())
-    assert lived_on_s < 30
+    assert lived_on_s < COLLECTIVE_TIMEOUT_S / 3, "they waited for a collective"
     assert results[2].returncode == -signal.SIGKILL
     for rank in (0, 1, 3):
         assert results[rank].returncode == 1
