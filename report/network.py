@@ -48,9 +48,10 @@ def rows(network: Network, collective: str) -> Iterator[MeasuredSize]:
 
 def overview(network: Network) -> Table:
     """Return one row per collective: start-up, bandwidth and quality of the fit."""
-    result = Table(
-        title=f"{network.world_size} ranks, {network.backend}", box=box.SIMPLE_HEAD
-    )
+    title = f"{network.world_size} ranks, {network.backend}"
+    if network.emulated_link is not None:
+        title += f", emulated link of {network.emulated_link}"
+    result = Table(title=title, box=box.SIMPLE_HEAD)
     result.add_column("collective")
     for name in ("start-up", "largest", "median", "busbw", "fit error"):
         result.add_column(name, justify="right", no_wrap=True)
@@ -59,9 +60,9 @@ def overview(network: Network) -> Table:
         result.add_row(
             collective,
             units.seconds(cost.fit.segments[0].alpha_s) if cost.fit else "",
-            _bytes(last.sample.nbytes) if last else "",
+            binary(last.sample.nbytes) if last else "",
             units.seconds(last.sample.median_s) if last else "",
-            _rate(last.busbw) if last else "",
+            rate(last.busbw) if last else "",
             _error(cost.fit),
         )
     return result
@@ -92,12 +93,12 @@ def table(network: Network, collective: str) -> Table:
 def _cells(row: MeasuredSize) -> tuple[str, ...]:
     sample = row.sample
     return (
-        _bytes(sample.nbytes),
+        binary(sample.nbytes),
         units.seconds(sample.median_s),
         units.seconds(sample.min_s),
         units.seconds(sample.p95_s),
-        _rate(row.algbw),
-        _rate(row.busbw),
+        rate(row.algbw),
+        rate(row.busbw),
         "" if row.fit_s is None else units.seconds(row.fit_s),
         "" if row.fit_error is None else f"{row.fit_error:+.0%}",
     )
@@ -111,7 +112,7 @@ def describe(fit: Fit) -> str:
     """Return a fit in words: its segments and its median error."""
     segments = (
         f"{units.seconds(segment.alpha_s)} + {segment.beta_s_per_byte * 1e9:.3g} ns/B"
-        f" from {_bytes(segment.from_nbytes)}"
+        f" from {binary(segment.from_nbytes)}"
         for segment in fit.segments
     )
     text = "fit: " + "; ".join(segments)
@@ -120,7 +121,7 @@ def describe(fit: Fit) -> str:
     return f"{text}; median error {fit.median_error:.1%}"
 
 
-def _bytes(nbytes: int) -> str:
+def binary(nbytes: int) -> str:
     """Return ``nbytes`` in powers of 1024, as sizes are swept."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if nbytes >= 1024**power:
@@ -128,6 +129,6 @@ def _bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _rate(bytes_per_s: float | None) -> str:
+def rate(bytes_per_s: float | None) -> str:
     """Return a bandwidth, where there is one."""
     return "" if bytes_per_s is None else f"{units.nbytes(bytes_per_s)}/s"

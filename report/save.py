@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from comm_plan.errors import InputError
 from comm_plan.plans import write_atomically
-from comm_plan.report.html import to_html
 from comm_plan.report.perfetto import to_trace
 from comm_plan.report.png import save_png
 from comm_plan.report.timeline import Timeline
 
 
 def save(timelines: Sequence[Timeline], path: Path, title: str) -> None:
-    """Write ``timelines`` as ``.png``, ``.html``, or ``.json`` (Perfetto's trace).
+    """Write ``timelines`` as ``.png``, or as ``.json`` (Perfetto's trace).
 
     Raises:
-        InputError: another suffix, or matplotlib is missing for ``.png``.
+        InputError: matplotlib is missing for ``.png``.
         OutputError: the file cannot be written.
     """
     if path.suffix == ".png":
         save_png(timelines, path, title)
-    elif path.suffix == ".html":
-        write_atomically(path, to_html(timelines, title))
-    elif path.suffix == ".json":
-        write_atomically(path, to_trace(timelines))
     else:
-        raise InputError(f"{path}: end the name in .png, .html or .json")
+        write_atomically(path, to_trace(timelines))

@@ -1,0 +1,61 @@
+"""How long the iterations of each run took: their distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from comm_plan import units
+from comm_plan.report.page.axes import linear
+from comm_plan.report.page.blocks import Figure
+from comm_plan.report.page.chart import Point, Rule, Series, chart
+from comm_plan.report.page.given import ShownRun
+
+BINS = 32
+SHOWN = 0.98
+"""The share of all iterations that a chart holds; slower ones are counted."""
+
+
+def iterations(runs: Sequence[ShownRun]) -> Iterator[Figure]:
+    """Yield the distribution of each run's iteration times, warm-up left out."""
+    for style, run in enumerate(runs):
+        times = sorted(_warm(run))
+        if len(times) > 1 and times[0] < times[-1]:
+            yield _figure(run, times, style)
+
+
+def _warm(run: ShownRun) -> Sequence[float]:
+    times = run.record.iterations_s
+    return times[max(0, len(times) - run.record.iteration.count) :]
+
+
+def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
+    last = times[int(SHOWN * (len(times) - 1))]
+    if last == times[0]:
+        last = times[-1]
+    width = (last - times[0]) / BINS
+    points = tuple(_bins(times, width))
+    rules = [Rule("median", x=run.record.iteration.median_s)]
+    if run.record.predicted_iteration_s is not None:
+        rules.append(Rule("predicted", x=run.record.predicted_iteration_s))
+    across = [times[0], last, *(rule.x for rule in rules if rule.x is not None)]
+    slower = sum(time_s > last for time_s in times)
+    return chart(
+        f"{run.name}: iteration times",
+        linear("iteration time", across, units.seconds, from_zero=False),
+        linear("iterations", (point.y for point in points), "{:g}".format),
+        [Series(run.name, points, style, line=False, column=width)],
+        rules=rules,
+        note=f"{slower} slower, up to {units.seconds(times[-1])}." if slower else "",
+    )
+
+
+def _bins(times: Sequence[float], width: float) -> Iterator[Point]:
+    for number in range(BINS):
+        start, stop = times[0] + number * width, times[0] + (number + 1) * width
+        end = stop * (1 + 1e-12) if number == BINS - 1 else stop
+        count = sum(start <= time_s < end for time_s in times)
+        tip = (
+            f"{units.seconds(start)} to {units.seconds(stop)}\n"
+            f"{count} of {len(times)} iterations"
+        )
+        yield Point((start + stop) / 2, count, tip)

@@ -1,0 +1,61 @@
+"""Bytes of buckets: as a run measured them, else as their compressors' specs say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comm_plan import units
+from comm_plan.plans import Bucket, Plan, Profile, RunRecord, TensorTiming
+from comm_plan.report.plan import compressor_text
+
+
+@dataclass(frozen=True)
+class BucketSize:
+    """What a bucket weighs, per step and rank.
+
+    Attributes:
+        dense: bytes of its gradients.
+        message: bytes that a rank hands to the transport.
+    """
+
+    dense: int
+    message: float
+
+    @property
+    def ratio(self) -> float | None:
+        """How much less is sent; None where nothing was."""
+        return self.dense / self.message if self.message else None
+
+
+def run_sizes(record: RunRecord) -> tuple[BucketSize, ...]:
+    """Return what a run measured of each bucket; empty if it did not."""
+    buckets = record.traffic.buckets if record.traffic else ()
+    return tuple(BucketSize(b.dense_nbytes, b.message_nbytes) for b in buckets)
+
+
+def plan_sizes(plan: Plan, profile: Profile | None) -> tuple[BucketSize, ...]:
+    """Return what each bucket of a plan weighs; empty without the tensors' sizes."""
+    if profile is None:
+        return ()
+    tensors = {tensor.name: tensor for tensor in profile.tensors}
+    return tuple(_planned(bucket, tensors) for bucket in plan.buckets)
+
+
+def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:
+    held = [tensors[name] for name in bucket.tensors]
+    dense = sum(tensor.nbytes for tensor in held)
+    if bucket.compressor.lossless:
+        return BucketSize(dense, dense)
+    numels = [tensor.numel for tensor in held]
+    message = bucket.compressor.message_nbytes(numels, bucket.collective)
+    return BucketSize(dense, message)
+
+
+def bucket_text(bucket: Bucket, size: BucketSize | None) -> str:
+    """Return in a few words what a bucket holds and how it travels."""
+    tensors = len(bucket.tensors)
+    held = f"{tensors} tensor{'s' if tensors > 1 else ''}"
+    how = f"{compressor_text(bucket.compressor, tensors)} by {bucket.collective}"
+    if size is None:
+        return f"{held}; {how}"
+    return f"{held}, {units.nbytes(size.dense)}; {how}, {units.nbytes(size.message)}"

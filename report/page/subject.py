@@ -1,0 +1,142 @@
+"""Which of all plans and runs the top of the page is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comm_plan.report.page.given import Given, ShownPlan, ShownRun
+
+TODAY = "threshold"
+"""The solver of what is run without planning: PyTorch DDP's bucket sizes."""
+
+
+WORTHWHILE = 0.01
+"""A gain of a smaller share of the iteration time is called none."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The plan that counts, as far as it is known, and what it is held against.
+
+    Attributes:
+        name: the plan's.
+        predicted_s: iteration time, predicted.
+        measured_s: iteration time, measured.
+        baseline: name of the plan that it is held against; empty: there is none.
+        baseline_s: iteration time by that plan.
+        baseline_measured: whether ``baseline_s`` was measured; else it is to be held
+            against ``predicted_s``.
+        plan: the plan itself.
+        run: a run by it.
+    """
+
+    name: str
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    baseline: str = ""
+    baseline_s: float | None = None
+    baseline_measured: bool = False
+    plan: ShownPlan | None = None
+    run: ShownRun | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the baseline it is, like against like."""
+        own_s = self.measured_s if self.baseline_measured else self.predicted_s
+        return self.baseline_s / own_s if self.baseline_s and own_s else None
+
+
+def find_subject(given: Given) -> Subject | None:
+    """Return the tuning's winner; else the fastest of runs, of plans, of solvers.
+
+    Of solvers that are about as fast it is the one that compresses and sends least.
+    """
+    return _winner(given) or _fastest_run(given) or _planned(given) or _solved(given)
+
+
+def _winner(given: Given) -> Subject | None:
+    tuning = given.tuning
+    if tuning is None:
+        return None
+    winner, baseline = tuning.trial(tuning.winner), tuning.trials[0]
+    measured = None not in (winner.measured_s, baseline.measured_s)
+    plan = next((p for p in given.plans if p.trial is winner), None)
+    return Subject(
+        winner.name,
+        winner.predicted_s,
+        winner.measured_s,
+        baseline.name,
+        baseline.measured_s if measured else baseline.predicted_s,
+        measured,
+        plan,
+        next((run for run in given.runs if plan and run.plan is plan), None),
+    )
+
+
+def _fastest_run(given: Given) -> Subject | None:
+    timed = [run for run in given.runs if run.record.iteration.count]
+    if not timed:
+        return None
+    fastest = min(timed, key=_median_s)
+    today = [run for run in timed if run.record.solver == TODAY]
+    predicted_s = fastest.record.predicted_iteration_s
+    baseline, baseline_s = "", None
+    if today:
+        baseline, baseline_s = today[0].name, _median_s(today[0])
+    elif fastest.plan:
+        baseline, baseline_s = _predicted_baseline(fastest.plan)
+    return Subject(
+        fastest.name,
+        predicted_s,
+        _median_s(fastest),
+        baseline,
+        baseline_s,
+        bool(today),
+        fastest.plan,
+        fastest,
+    )
+
+
+def _median_s(run: ShownRun) -> float:
+    return run.record.iteration.median_s
+
+
+def _planned(given: Given) -> Subject | None:
+    predicted = {
+        shown.plan.predicted.iteration_s: shown
+        for shown in reversed(given.plans)
+        if shown.plan.predicted
+    }
+    if not predicted:
+        return None
+    time_s = min(predicted)
+    shown = predicted[time_s]
+    baseline, baseline_s = _predicted_baseline(shown)
+    return Subject(shown.name, time_s, None, baseline, baseline_s, plan=shown, run=None)
+
+
+def _predicted_baseline(shown: ShownPlan) -> tuple[str, float | None]:
+    predicted = shown.plan.predicted
+    if predicted is None:
+        return "", None
+    if shown.plan.solver == TODAY:
+        return TODAY, predicted.iteration_s
+    baseline_s = predicted.baselines.get(TODAY)
+    return (TODAY, baseline_s) if baseline_s is not None else ("", None)
+
+
+def _solved(given: Given) -> Subject | None:
+    if given.forecast is None:
+        return None
+    rows = given.forecast.comparison.rows
+    today = next((row for row in rows if row.label == TODAY), None)
+    fastest_s = min(row.iteration_s for row in rows)
+    near = [row for row in rows if row.iteration_s <= (1 + WORTHWHILE) * fastest_s]
+    best = min(near, key=lambda row: (row.largest_ratio, row.buckets))
+    return Subject(
+        best.label,
+        best.iteration_s,
+        None,
+        TODAY if today else "",
+        None if today is None else today.iteration_s,
+    )

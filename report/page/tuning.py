@@ -1,0 +1,147 @@
+"""What tuning tried: predictions against measurements, and how trials learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comm_plan import units
+from comm_plan.plans import Trial, Tuning
+from comm_plan.report.page.axes import linear
+from comm_plan.report.page.blocks import (
+    NONE,
+    Block,
+    Cell,
+    Heading,
+    Key,
+    Section,
+    Table,
+    Text,
+    seconds,
+    section,
+    times,
+)
+from comm_plan.report.page.chart import Point, Series, chart
+from comm_plan.report.page.given import Given
+from comm_plan.report.page.strips import Mark, Row, Strips, sample, strips
+
+HEADER = (
+    "plan", "gradients", "predicted", "measured", "measured / predicted",
+    "against the baseline", "rounds: median, p95, iterations",
+)  # fmt: skip
+
+
+def tuning(given: Given) -> Section | None:
+    """Return what was tried, what not, and why."""
+    found = given.tuning
+    return None if found is None else section("tuning", "Plans tried", _blocks(found))
+
+
+def _blocks(tuning: Tuning) -> Iterator[Block]:
+    yield Text(_setting(tuning))
+    yield _strips(tuning)
+    yield Table(
+        "plans tried, the baseline first",
+        HEADER,
+        tuple(_row(tuning, trial) for trial in tuning.trials),
+    )
+    curves = [series for trial in tuning.trials for series in _curves(tuning, trial)]
+    if curves:
+        yield _learning(curves)
+    if tuning.not_tried:
+        yield Heading("Not tried")
+        yield Table(
+            "plans that were not run",
+            ("plan", "why"),
+            tuple((Cell(n), Cell(why)) for n, why in tuning.not_tried.items()),
+        )
+
+
+def _setting(tuning: Tuning) -> str:
+    judged = "iteration time" if tuning.objective == "time" else "loss over time"
+    return (
+        f"{tuning.workload} on {tuning.world_size} ranks by {tuning.backend}, judged "
+        f"by {judged}; took {units.seconds(tuning.took_s)} of a budget of "
+        f"{units.seconds(tuning.budget_s)}."
+    )
+
+
+def _strips(tuning: Tuning) -> Strips:
+    rows = [_strip(tuning, trial) for trial in tuning.trials]
+    values = [mark.at for row in rows for mark in row.marks]
+    values += [end for row in rows for end in row.ends or ()]
+    keys = [
+        Key("predicted", sample(hollow=True)),
+        Key("measured, up to p95 of the last round", sample(hollow=False)),
+    ]
+    axis = linear("iteration time", values, units.seconds)
+    return strips("iteration time of each plan tried", axis, rows, keys)
+
+
+def _strip(tuning: Tuning, trial: Trial) -> Row:
+    predicted = f"{trial.name}\npredicted {units.seconds(trial.predicted_s)}"
+    marks = [Mark(trial.predicted_s, predicted, hollow=True)]
+    if trial.measured_s is not None:
+        text = f"{trial.name}\nmeasured {units.seconds(trial.measured_s)}"
+        marks.append(Mark(trial.measured_s, text))
+    ends = None
+    if trial.rounds:
+        last = trial.rounds[-1]
+        ends = (last.median_s, max(last.median_s, last.p95_s))
+    won = trial.name == tuning.winner
+    return Row(trial.name, tuple(marks), ends, _role(tuning, trial), strong=won)
+
+
+def _role(tuning: Tuning, trial: Trial) -> str:
+    roles = []
+    if trial is tuning.trials[0]:
+        roles.append("baseline")
+    if trial.name == tuning.winner:
+        roles.append("winner")
+    return ", ".join(roles)
+
+
+def _row(tuning: Tuning, trial: Trial) -> tuple[Cell, ...]:
+    measured, baseline_s = trial.measured_s, tuning.trials[0].measured_s
+    role = _role(tuning, trial)
+    error = measured / trial.predicted_s if measured and trial.predicted_s else None
+    gain = baseline_s / measured if measured and baseline_s else None
+    return (
+        Cell(f"{trial.name} ({role})" if role else trial.name),
+        Cell("exact" if trial.lossless else "compressed"),
+        seconds(trial.predicted_s),
+        seconds(measured),
+        times(error),
+        times(gain),
+        Cell(_rounds(trial) or NONE),
+    )
+
+
+def _rounds(trial: Trial) -> str:
+    return "; ".join(
+        f"{units.seconds(each.median_s)}, {units.seconds(each.p95_s)}, "
+        f"{each.iterations}"
+        for each in trial.rounds
+    )
+
+
+def _curves(tuning: Tuning, trial: Trial) -> Iterator[Series]:
+    style = tuning.trials.index(trial)
+    for curve in trial.curves:
+        name = trial.name
+        if len(trial.curves) > 1:
+            name += f", seed {curve.seed}"
+        points = tuple(
+            Point(time_s, loss, f"{name}\n{loss:.4g} after {units.seconds(time_s)}")
+            for time_s, loss in zip(curve.seconds, curve.losses, strict=False)
+        )
+        yield Series(name, points, style, shapes=False)
+
+
+def _learning(curves: list[Series]) -> Block:
+    points = [point for one in curves for point in one.points]
+    return chart(
+        "mean loss so far over seconds of training",
+        linear("seconds of training", (p.x for p in points), units.seconds),
+        linear("mean loss so far", (p.y for p in points), "{:.4g}".format),
+        curves,
+    )

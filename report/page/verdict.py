@@ -1,0 +1,99 @@
+"""What it all means, in one sentence, as carefully as the documents allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comm_plan import units
+from comm_plan.report.page.given import Given
+from comm_plan.report.page.subject import (
+    TODAY,
+    WORTHWHILE,
+    Subject,
+    find_subject,
+)
+
+
+def verdict(given: Given) -> str:
+    """Return the advice of a tuning, else the planner's verdict, else a comparison."""
+    if given.tuning is not None:
+        return given.tuning.advice
+    if given.forecast is not None:
+        return f"predicted: {given.forecast.comparison.verdict}"
+    subject = find_subject(given)
+    return _held_against(subject) if subject else _alone(given)
+
+
+def remarks(given: Given) -> Iterator[str]:
+    """Yield what must be known beside the verdict."""
+    subject = find_subject(given)
+    if subject and subject.run and given.forecast and not given.tuning:
+        yield f"Of the runs: {_held_against(subject)}."
+    for shown in given.plans:
+        predicted = shown.plan.predicted
+        if predicted and predicted.extrapolated_from:
+            yield (
+                f"The prediction of {shown.name} for {shown.plan.world_size} ranks is "
+                f"extrapolated from {predicted.extrapolated_from}."
+            )
+    forecast = given.forecast and given.forecast.comparison
+    if forecast and forecast.extrapolated_from:
+        yield (
+            f"The solvers' predictions for {forecast.world_size} ranks are "
+            f"extrapolated from {forecast.extrapolated_from}."
+        )
+    if given.tuning and not given.tuning.complete:
+        yield "The trials ended early: not every plan had its turn."
+
+
+def _held_against(subject: Subject) -> str:
+    """Return what the subject's plan brings over its baseline, and if it kept time."""
+    text = _gain(subject)
+    measured_s, predicted_s = subject.measured_s, subject.predicted_s
+    if measured_s and predicted_s:
+        over = measured_s / predicted_s
+        text += (
+            f"; measured {units.seconds(measured_s)} an iteration, {units.times(over)} "
+            f"the predicted {units.seconds(predicted_s)}"
+        )
+    return text
+
+
+def _gain(subject: Subject) -> str:
+    how = "measured" if subject.baseline_measured else "predicted"
+    if subject.speedup is None or subject.baseline_s is None:
+        own_s = subject.measured_s or subject.predicted_s or 0.0
+        how = "measured" if subject.measured_s else "predicted"
+        return (
+            f"{subject.name} takes {units.seconds(own_s)} an iteration, {how}; there "
+            f"is no {TODAY} to hold it against"
+        )
+    baseline = f"{subject.baseline} ({units.seconds(subject.baseline_s)}, {how})"
+    if subject.name == subject.baseline:
+        return f"nothing is gained: no plan is faster than {baseline}"
+    gain = 1 - 1 / subject.speedup
+    if gain <= WORTHWHILE:
+        return (
+            f"nothing is gained: {subject.name} is {units.percent(max(gain, 0.0))} "
+            f"faster than {baseline}"
+        )
+    return f"{subject.name} takes {units.percent(gain)} less time than {baseline}"
+
+
+def _alone(given: Given) -> str:
+    """Return what little there is to say of documents that predict nothing."""
+    if given.profile is not None:
+        profile = given.profile
+        compute_s = profile.forward_s + profile.backward_s + profile.update_s
+        return (
+            f"{profile.model.name} computes {units.seconds(compute_s)} an iteration "
+            f"for {units.nbytes(profile.nbytes)} of gradients; give a network document "
+            "as well to see what communication adds"
+        )
+    if given.network is not None:
+        return (
+            f"collectives of {given.network.world_size} ranks by "
+            f"{given.network.backend}; give a profile as well to see what they cost an "
+            "iteration"
+        )
+    return "these documents neither predict nor measure an iteration"

@@ -1,0 +1,67 @@
+"""The timing of a plan or a run as a timeline.
+
+A timing knows when buckets are ready, start and finish. So backward and compression are
+one span up to each bucket's ready time, and whatever keeps the channel busy for a
+bucket, encoding and decoding included, is one span of communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from comm_plan import units
+from comm_plan.plans import Timing
+from comm_plan.report.timeline import Span, Timeline
+
+
+def timed(
+    title: str, timing: Timing, iteration_s: float, details: Sequence[str] = ()
+) -> Timeline:
+    """Return one iteration as spans.
+
+    Args:
+        title: the picture's title.
+        timing: when what happens.
+        iteration_s: how long the iteration takes; what is left at its end is the
+            update.
+        details: what to say of each bucket, in launch order.
+    """
+    spans = (*_backward(timing), *_communication(timing, details))
+    end_s = max(span.end_s for span in spans)
+    if iteration_s > end_s:
+        spans += (Span("update", "update", end_s, iteration_s),)
+    return Timeline(title, spans, iteration_s, exposed_s(timing))
+
+
+def exposed_s(timing: Timing) -> float:
+    """Return how long the last bucket takes after all computation but the update."""
+    finish_s = max((bucket.finish_s for bucket in timing.buckets), default=0.0)
+    return max(0.0, finish_s - timing.compute_end_s)
+
+
+def _backward(timing: Timing) -> Iterator[Span]:
+    now = timing.backward_start_s
+    yield Span("forward", "forward", 0.0, now)
+    ready = [(bucket.ready_s, number) for number, bucket in enumerate(timing.buckets)]
+    for ready_s, number in sorted(ready):
+        end_s = min(ready_s, timing.compute_end_s)
+        if end_s > now:
+            yield Span(f"backward of bucket {number}", "backward", now, end_s, number)
+            now = end_s
+    if timing.compute_end_s > now:
+        yield Span("backward", "backward", now, timing.compute_end_s)
+
+
+def _communication(timing: Timing, details: Sequence[str]) -> Iterator[Span]:
+    for number, bucket in enumerate(timing.buckets):
+        waits = f"ready at {units.seconds(bucket.ready_s)}"
+        if bucket.start_s > bucket.ready_s:
+            waits += f", waits {units.seconds(bucket.start_s - bucket.ready_s)}"
+        yield Span(
+            f"bucket {number}",
+            "communication",
+            bucket.start_s,
+            bucket.finish_s,
+            number,
+            "\n".join([waits, *details[number : number + 1]]),
+        )

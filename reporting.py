@@ -1,0 +1,179 @@
+"""Reports of documents: read them, plan what can be planned, draw what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from comm_plan.errors import InputError
+from comm_plan.planner import (
+    Problem,
+    Settings,
+    Summary,
+    find_solver,
+    make_problem,
+    summarise,
+)
+from comm_plan.plans import check_writable, load_document, write_atomically
+from comm_plan.plans.document import read_schema
+from comm_plan.report.page import to_page
+from comm_plan.report.page.given import File, Forecast, Given, arrange
+from comm_plan.report.page.timelines import drawn
+from comm_plan.report.save import save
+from comm_plan.report.solvers import timeline
+from comm_plan.report.timeline import Timeline
+
+RANKS = (2, 4, 8, 16, 32, 64)
+"""Over which the solvers' iteration times are predicted."""
+
+
+def read(paths: Sequence[Path]) -> list[File]:
+    """Read the documents in files and folders.
+
+    Of a folder those of its JSON files count whose schema is one of comm-plan's.
+
+    Raises:
+        DocumentError: a file cannot be read, or is no valid document.
+        InputError: a folder holds no document.
+    """
+    return [file for path in paths for file in _read(path)]
+
+
+def _read(path: Path) -> Iterator[File]:
+    if not path.is_dir():
+        yield str(path), load_document(path)
+        return
+    inside = [file for file in sorted(path.glob("*.json")) if _is_document(file)]
+    if not inside:
+        raise InputError(
+            f"{path}: the folder holds no documents: give one that profile, solve, "
+            "train or tune wrote to"
+        )
+    for file in inside:
+        yield str(file), load_document(file)
+
+
+def _is_document(file: Path) -> bool:
+    schema = read_schema(file)
+    return isinstance(schema, str) and schema.startswith("comm-plan/")
+
+
+def draw(
+    paths: Sequence[Path],
+    solvers: Sequence[str],
+    world_size: int | None = None,
+) -> tuple[Timeline, ...]:
+    """Return the timelines that documents allow.
+
+    Those of plans and runs, predicted and measured; where none has a timing, those that
+    are simulated of a profile and a network.
+
+    Args:
+        paths: the documents' files, or folders of them.
+        solvers: whose iterations are simulated.
+        world_size: ranks to simulate; None: as measured.
+
+    Raises:
+        InputError: the documents allow none, or do not fit together.
+    """
+    return _timelines(arrange(read(paths)), solvers, world_size)
+
+
+def write(
+    paths: Sequence[Path],
+    output: Path,
+    solvers: Sequence[str],
+    world_size: int | None = None,
+) -> None:
+    """Write what documents allow: ``.html``, a page of everything, or timelines only.
+
+    Args:
+        paths: the documents' files, or folders of them.
+        output: ends in ``.html``, ``.png`` or ``.json`` (Perfetto's trace).
+        solvers: which are compared, and simulated.
+        world_size: ranks to plan for; None: as measured.
+
+    Raises:
+        InputError: another suffix, or the documents do not fit together.
+        OutputError: the file cannot be written.
+    """
+    if output.suffix not in (".html", ".png", ".json"):
+        raise InputError(f"{output}: end the name in .html, .png or .json")
+    check_writable(output)
+    given = arrange(read(paths))
+    if output.suffix == ".html":
+        page = to_page(_foretold(given, solvers, world_size))
+        write_atomically(output, page)
+    else:
+        save(_timelines(given, solvers, world_size), output, given.title(world_size))
+
+
+def _timelines(
+    given: Given, solvers: Sequence[str], world_size: int | None
+) -> tuple[Timeline, ...]:
+    problem = _problem(given, solvers, world_size)
+    if problem is not None and not drawn(given):
+        summary = summarise(problem, solvers, beside=())
+        return tuple(_simulated(summary, solvers))
+    if not drawn(given):
+        raise InputError(
+            "nothing to draw: give a profile and a network, or plans or run records "
+            "that hold a timing; -o report.html shows any document"
+        )
+    return drawn(given)
+
+
+def _foretold(given: Given, solvers: Sequence[str], world_size: int | None) -> Given:
+    """Return ``given`` with what planning says of its profile and network."""
+    problem = _problem(given, solvers, world_size)
+    if problem is None:
+        return given
+    summary = summarise(problem, solvers)
+    scaling: tuple[Summary, ...] = ()
+    reason = ""
+    try:
+        scaling = tuple(_scaled(problem, solvers))
+    except InputError as error:
+        reason = str(error)
+    return replace(
+        given,
+        forecast=Forecast(summary, scaling, reason),
+        simulated=tuple(_simulated(summary, solvers)),
+    )
+
+
+def _problem(
+    given: Given, solvers: Sequence[str], world_size: int | None
+) -> Problem | None:
+    """Return what there is to plan, None without profile and network."""
+    for name in solvers:
+        find_solver(name)
+    if given.profile is not None and given.network is not None:
+        settings = Settings(world_size=world_size)
+        return make_problem(given.profile, given.network, settings)
+    if world_size is not None:
+        raise InputError(
+            f"--world-size {world_size}: give a profile and a network, from which so "
+            "many ranks can be planned"
+        )
+    return None
+
+
+def _scaled(problem: Problem, solvers: Sequence[str]) -> Iterator[Summary]:
+    profile, network = problem.prices.profile, problem.prices.network
+    for ranks in sorted({*RANKS, network.world_size, problem.world_size}):
+        settings = replace(problem.settings, world_size=ranks)
+        posed = make_problem(profile, network, settings)
+        yield summarise(posed, solvers, beside=())
+
+
+def _simulated(summary: Summary, solvers: Sequence[str]) -> Iterator[Timeline]:
+    profile = summary.problem.prices.profile
+    for name in solvers:
+        yield timeline(
+            name,
+            summary.row(name).schedule,
+            forward_s=profile.forward_s,
+            update_s=profile.update_s,
+        )
