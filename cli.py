@@ -190,14 +190,14 @@ def profile(
             under_communication=under_communication,
             progress=lambda done, total: progress(done, total, "iterations"),
         )
-        if transport.rank == 0:
-            costs = compression_costs(
-                measured.model.parameters,
-                kinds=kinds,
-                device=where,
-                progress=lambda done, total: progress(done, total, "compressors"),
-            )
-            measured = measured.model_copy(update={"compression": costs})
+        costs = compression_costs(
+            measured.model.parameters,
+            kinds=kinds,
+            device=where,
+            transport=transport,
+            progress=lambda done, total: progress(done, total, "compressors"),
+        )
+        measured = measured.model_copy(update={"compression": costs})
     _finish(measured, output, json)
 
 
@@ -431,6 +431,84 @@ def train(
             ),
         )
     _finish(record, output, json)
+
+
+@app.command()
+def tune(
+    context: typer.Context,
+    workload: WorkloadArgument,
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for plans and evidence.")
+    ] = Path("tuning"),
+    budget_s: Annotated[
+        float, typer.Option("--budget", min=10, help="Seconds it may take in all.")
+    ] = 300.0,
+    objective: Annotated[
+        Literal["time", "loss"],
+        typer.Option(help="Shortest iterations, or the loss that falls fastest."),
+    ] = "time",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: int = 0,
+    profile: Annotated[
+        Path | None, typer.Option(help="Do not measure: what profile wrote.")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(help="Do not measure: what benchmark-network wrote.")
+    ] = None,
+    allow: Annotated[
+        str | None, typer.Option(help="Compressors to try, comma-separated.")
+    ] = None,
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Try dense plans only.")
+    ] = False,
+    dense_layers: DenseLayers = None,
+    max_ratio: MaxRatio = 1000.0,
+    tolerance: Tolerance = 0.01,
+    backend: BackendOption = None,
+    device: DeviceOption = None,
+    local_ranks: LocalRanks = None,
+    emulate_link: EmulateLink = None,
+    json: Json = False,
+) -> None:
+    """Try the plans that could be best on your own model; say which to run."""
+    link = _link(emulate_link)
+    _start_ranks(context, local_ranks, backend)
+    from comm_plan.planner import Settings
+    from comm_plan.plans import Network, Profile
+    from comm_plan.plans.document import make_folder
+    from comm_plan.tuner.tune import Options
+    from comm_plan.tuner.tune import tune as run
+    from comm_plan.workloads import load
+
+    make_folder(folder)
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    model = load(workload, seed=seed, **sizes)
+    with (
+        _connect(backend, device, link=link) as transport,
+        screen.progress() as progress,
+    ):
+        tuned = run(
+            model,
+            transport,
+            Options(
+                budget_s=budget_s,
+                objective=objective,
+                seeds=seeds,
+                seed=seed,
+                settings=Settings(
+                    dense_layers=_names(dense_layers),
+                    max_ratio=max_ratio,
+                    allow=("dense",) if lossless else _names(allow),
+                    tolerance=tolerance,
+                ),
+                profile=None if profile is None else Profile.load(profile),
+                network=None if network is None else Network.load(network),
+                progress=progress,
+            ),
+            save=lambda best: best.save(folder),
+        )
+    _finish(tuned.tuning, folder / "tuning.json", json)
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """Measure what each compressor costs on this device, over sizes and densities.
 
-Each point is one bucket of standard normal gradients, alone on the device, and the cost
-of one of its tensors: ``compress_s`` is add and before it, unless the method is linear,
-the engine's look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is
-decode of one rank's message and write. Medians, after a warm-up.
+Each point is one bucket of standard normal gradients, and the cost of one of its
+tensors: ``compress_s`` is add and before it, unless the method is linear, the engine's
+look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is decode of
+one rank's message and write. Medians, after a warm-up. All ranks measure at once, since
+in training they compress at once and may share cores; the slowest counts.
 
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
@@ -29,6 +30,7 @@ from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.timings import PassProgress
+from comm_plan.transports.base import Transport
 
 DENSITIES = (0.1, 0.01, 0.001)
 SMALLEST_NUMEL = 2**10
@@ -48,6 +50,7 @@ def compression_costs(
     kinds: Sequence[str] = tuple(KINDS),
     densities: Sequence[float] = DENSITIES,
     device: str = "cpu",
+    transport: Transport | None = None,
     progress: PassProgress | None = None,
 ) -> dict[str, tuple[CompressionCost, ...]]:
     """Return the ``compression`` of a profile.
@@ -57,6 +60,7 @@ def compression_costs(
         kinds: which compressors to measure.
         densities: k / numel, for those that have a density.
         device: where.
+        transport: on several ranks: every rank calls this, and all get the same costs.
         progress: called with the number of points done and of all.
 
     Raises:
@@ -71,10 +75,26 @@ def compression_costs(
     ]
     costs: dict[str, list[CompressionCost]] = {kind: [] for kind in kinds}
     for done, (kind, density, numel) in enumerate(points, start=1):
+        if transport is not None:
+            transport.barrier()
         costs[kind].append(_measured(kind, density, numel, target))
         if progress is not None:
             progress(done, len(points))
-    return {kind: tuple(measured) for kind, measured in costs.items()}
+    every_rank = [costs] if transport is None else transport.gather_objects(costs)
+    return {
+        kind: tuple(map(_slowest, *(costs[kind] for costs in every_rank)))
+        for kind in costs
+    }
+
+
+def _slowest(*of_ranks: CompressionCost) -> CompressionCost:
+    """Return the longest of each time."""
+    return of_ranks[0].model_copy(
+        update={
+            name: max(getattr(cost, name) for cost in of_ranks)
+            for name in ("compress_s", "encode_s", "decompress_s")
+        }
+    )
 
 
 def sizes(largest_numel: int) -> list[int]:

@@ -7,11 +7,20 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from comm_plan import units
-from comm_plan.plans import Document, Network, Plan, Profile, RunRecord, Spread
+from comm_plan.plans import (
+    Document,
+    Network,
+    Plan,
+    Profile,
+    RunRecord,
+    Spread,
+    Tuning,
+)
 from comm_plan.report.facts import Fact
 from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
 from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
+from comm_plan.report.tuning import TRIAL_HEADER, trial_rows, tuning_rows
 
 LARGEST = 10  # tensors of a profile that are listed
 
@@ -45,6 +54,9 @@ def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
             BUCKET_TRAFFIC_HEADER,
             bucket_traffic_rows(document),
         )
+    elif isinstance(document, Tuning):
+        yield _summary("tuning", tuning_rows(document))
+        yield _listing("plans that were tried", TRIAL_HEADER, trial_rows(document))
 
 
 def profile_rows(profile: Profile) -> list[Fact]:

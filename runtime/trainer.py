@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from comm_plan.plans import Evaluation, Plan, RunRecord
 from comm_plan.runtime import randomness
 from comm_plan.runtime.checkpoint import Checkpoints, Position
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.record import Recorder
 from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
@@ -203,17 +203,10 @@ class _Run:
         return batches
 
     def _step(self, batch: Any) -> tuple[float, float]:
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = self.workload.loss(self.model, batch)
-        loss.backward()
-        self.optimizer.step()
-        if self.transport.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
+        result = iterate(self.workload, self.model, self.optimizer, batch)
         done = self.position
         self.position = replace(done, step=done.step + 1, batch=done.batch + 1)
-        return loss.item(), seconds
+        return result
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
         self.recorder.add_step(loss, seconds)

@@ -1,0 +1,145 @@
+"""Which plans are worth running: those that the model cannot tell from the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from comm_plan import units
+from comm_plan.errors import InputError
+from comm_plan.planner import SOLVERS, Problem, Settings, make_problem, solve
+from comm_plan.plans import Network, Plan, Profile
+from comm_plan.plans.compression import METHODS, method
+
+BASELINE = "threshold"
+"""What people run without planning: the bucket sizes of PyTorch DDP."""
+
+MERGED = "optimal"
+"""The best that merging alone can do; its buckets carry every forced compressor."""
+
+MODEL_ERROR = 0.2
+"""A plan may be so much faster, and the best so much slower, than was predicted."""
+
+MOST = 10
+"""Plans that are tried at most, the baseline and the merged one among them."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan by its name: its solver, and the compressor forced upon it, if any."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted iteration time."""
+        assert self.plan.predicted is not None
+        return self.plan.predicted.iteration_s
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What to try, the baseline first, and why other plans are not tried."""
+
+    tried: tuple[Candidate, ...]
+    not_tried: dict[str, str]
+
+
+def candidates(
+    profile: Profile, network: Network, settings: Settings, most: int = MOST
+) -> Candidates:
+    """Return the plans that could be the fastest, the predicted order kept.
+
+    Every solver makes one, and every method that ``settings.allow`` names (None: all)
+    one with the buckets of ``optimal``. The baseline and ``optimal`` are always tried;
+    any other plan only if, were it as much faster than predicted and the best one as
+    much slower as :data:`MODEL_ERROR`, it would be the best. Of equal plans the first
+    in the order of solvers and methods is tried, dense ones first.
+
+    Args:
+        profile: of the model, with costs of compressors.
+        network: of the cluster.
+        settings: what is allowed; a forced compressor is not.
+        most: how many to try at most.
+
+    Raises:
+        InputError: ``settings`` force a compressor or allow an unknown one.
+    """
+    if settings.compressor is not None:
+        raise InputError(
+            f"compressor {settings.compressor!r} is forced, a tuner chooses: leave it "
+            "out, or allow it only"
+        )
+    listed, not_tried = _all(profile, network, settings)
+    best_s = min(candidate.predicted_s for candidate in listed)
+    limit_s = best_s * (1 + MODEL_ERROR) / (1 - MODEL_ERROR)
+    always = [c for c in listed if c.name in (BASELINE, MERGED)]
+    rest = sorted(
+        (c for c in listed if c not in always), key=lambda c: c.predicted_s
+    )  # stable: dense ones stay first among equals
+    chosen = list(always)
+    for candidate in rest:
+        if candidate.predicted_s > limit_s:
+            not_tried[candidate.name] = (
+                f"predicted {units.seconds(candidate.predicted_s)}, the best plan "
+                f"{units.seconds(best_s)}"
+            )
+        elif len(chosen) >= most:
+            not_tried[candidate.name] = f"{most} plans were predicted to be as fast"
+        else:
+            chosen.append(candidate)
+    return Candidates(tuple(chosen), not_tried)
+
+
+def _all(
+    profile: Profile, network: Network, settings: Settings
+) -> tuple[list[Candidate], dict[str, str]]:
+    """Return all distinct plans, the baseline first, and why some are missing."""
+    seen: dict[str, str] = {}
+    listed: list[Candidate] = []
+    missing: dict[str, str] = {}
+    for name, problem in _problems(profile, network, settings, missing):
+        solver = name if name in SOLVERS else MERGED
+        try:
+            plan = solve(problem, solver)
+        except InputError as error:
+            missing[name] = str(error)
+            continue
+        same = seen.setdefault(repr(plan.buckets), name)
+        if same == name:
+            listed.append(Candidate(name, plan))
+        else:
+            missing[name] = f"the same plan as {same}"
+    return listed, missing
+
+
+def _problems(
+    profile: Profile,
+    network: Network,
+    settings: Settings,
+    missing: dict[str, str],
+) -> Iterator[tuple[str, Problem]]:
+    """Yield a plan's name and what to solve for it, the baseline first."""
+    problem = make_problem(profile, network, settings)
+    lossless = _allows_only_lossless(settings)
+    first = (BASELINE, MERGED)
+    for name in (*first, *(name for name in SOLVERS if name not in first)):
+        if not (lossless and SOLVERS[name].chooses_compression and name != "auto"):
+            yield name, problem
+    for name in METHODS if settings.allow is None else settings.allow:
+        spec, _ = method(name)
+        if spec.kind == "dense":
+            continue
+        try:
+            yield (
+                f"{MERGED}, {name}",
+                make_problem(profile, network, replace(settings, compressor=name)),
+            )
+        except InputError as error:
+            missing[f"{MERGED}, {name}"] = str(error)
+
+
+def _allows_only_lossless(settings: Settings) -> bool:
+    allow: Sequence[str] = tuple(METHODS) if settings.allow is None else settings.allow
+    return all(method(name)[0].lossless for name in allow)

@@ -1,0 +1,118 @@
+"""Successive halving: all plans in a short round, the faster half in a longer one.
+
+Within a round the plans take turns, first in one order, then in the other (A B B A),
+so that a machine that gets slower or faster meanwhile does so for all of them. The
+baseline is in every round: what is said of a plan is said against it, measured at the
+same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from comm_plan.plans import Round
+from comm_plan.tuner.trials import WARM_UP, Block, SecondsArray
+
+ROUNDS = (6, 20, 80)
+"""Iterations of each plan in a round, half of them in each order; the budget may allow
+fewer in the last."""
+
+FEWEST = 4
+"""A round of fewer iterations would say nothing: it is not begun."""
+
+START_S = 1.0
+"""What making an engine is taken for before one was made."""
+
+Measure = Callable[[str, int], Block]
+"""Runs a plan for so many counted iterations."""
+
+
+class Halving:
+    """The rounds of one tuning; every rank does the same.
+
+    Args:
+        expected_s: predicted seconds of an iteration of each plan, by name, the
+            baseline's among them. What is measured takes their place.
+        baseline: the plan that is in every round.
+        measure: runs one.
+        left_s: returns the seconds that are left, the same on all ranks.
+
+    Attributes:
+        complete: whether all rounds were done as wished.
+    """
+
+    def __init__(
+        self,
+        expected_s: Mapping[str, float],
+        baseline: str,
+        measure: Measure,
+        left_s: Callable[[], float],
+    ) -> None:
+        self._iteration_s = dict(expected_s)
+        self._overhead_s = {
+            name: START_S + WARM_UP * seconds for name, seconds in expected_s.items()
+        }
+        self._baseline = baseline
+        self._measure = measure
+        self._left_s = left_s
+        self.complete = False
+
+    def rounds(self, wished: Sequence[int] = ROUNDS) -> Iterator[dict[str, Round]]:
+        """Yield what each plan took, by name, in each round.
+
+        Without a round in which every plan took its turns the last one holds those
+        that did, or fewer iterations than are wished.
+        """
+        running = list(self._iteration_s)
+        for iterations in wished:
+            fitting = self._fitting(running)
+            if fitting < FEWEST:
+                return
+            half = min(iterations, fitting) // 2
+            results = self._round(running, half)
+            if results:
+                yield results
+            if len(results) < len(running) or 2 * half < iterations:
+                return
+            running = self._faster_half(running)
+        self.complete = True
+
+    def _fitting(self, running: Sequence[str]) -> int:
+        """Return how many iterations of each of ``running`` fit into what is left."""
+        overhead_s = 2 * sum(self._overhead_s[name] for name in running)
+        each_s = sum(self._iteration_s[name] for name in running)
+        return max(0, math.floor((self._left_s() - overhead_s) / each_s))
+
+    def _round(self, running: Sequence[str], half: int) -> dict[str, Round]:
+        """Return what was measured; no block is begun that would not fit any more."""
+        seconds: dict[str, list[SecondsArray]] = {name: [] for name in running}
+        for name in (*running, *reversed(running)):
+            needed_s = self._overhead_s[name] + half * self._iteration_s[name]
+            if self._left_s() < needed_s:
+                break
+            block = self._measure(name, half)
+            seconds[name].append(block.seconds)
+            self._overhead_s[name] = block.overhead_s
+            self._iteration_s[name] = float(np.median(np.concatenate(seconds[name])))
+        return {
+            name: _summary(np.concatenate(blocks))
+            for name, blocks in seconds.items()
+            if blocks
+        }
+
+    def _faster_half(self, running: Sequence[str]) -> list[str]:
+        others = [name for name in running if name != self._baseline]
+        others.sort(key=lambda name: self._iteration_s[name])
+        kept = others[: math.ceil(len(others) / 2)]
+        return [name for name in running if name == self._baseline or name in kept]
+
+
+def _summary(seconds: SecondsArray) -> Round:
+    return Round(
+        iterations=len(seconds),
+        median_s=float(np.median(seconds)),
+        p95_s=float(np.percentile(seconds, 95)),
+    )

@@ -1,0 +1,146 @@
+"""Running a plan on the user's own model, and leaving no trace of it.
+
+Every block of iterations starts from the same parameters, buffers and random numbers,
+with a new optimizer and empty residuals, on the same batches, and all of it is put back
+at its end, also when it fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from comm_plan.plans import Plan, Timing
+from comm_plan.runtime import randomness
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.timing import StepSeconds, median_timing
+from comm_plan.transports.base import Transport
+from comm_plan.workloads.base import Workload
+
+WARM_UP = 2
+"""First iterations of a block, which are not counted: allocations, first touches."""
+
+SecondsArray = npt.NDArray[np.float64]
+Watcher = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Iterations of one plan, one after the other.
+
+    Attributes:
+        seconds: [iterations], the slowest rank's.
+        losses: [iterations], the mean over the ranks.
+        timing: medians of when each bucket travelled, this rank's.
+        overhead_s: what else the block took: making the engine, the warm-up.
+    """
+
+    seconds: SecondsArray
+    losses: SecondsArray
+    timing: Timing | None
+    overhead_s: float
+
+
+class Trials:
+    """A workload on which plans are tried; every rank makes the same calls.
+
+    Args:
+        workload: what to run; its model is moved to the transport's device.
+        transport: the ranks.
+        seed: of the data and of stochastic compressors.
+    """
+
+    def __init__(self, workload: Workload, transport: Transport, seed: int = 0) -> None:
+        self._workload = workload
+        self._transport = transport
+        self._seed = seed
+        self._model = workload.model.to(transport.device).train()
+
+    def run(
+        self,
+        plan: Plan,
+        iterations: int,
+        *,
+        warm_up: int = WARM_UP,
+        seed: int | None = None,
+        done: Watcher = lambda count: None,
+    ) -> Block:
+        """Return what ``iterations`` iterations by ``plan`` take, after a warm-up.
+
+        Args:
+            plan: the plan.
+            iterations: how many count, at least 1.
+            warm_up: how many to run before.
+            seed: of the data and of stochastic compressors; None: the trials' own.
+            done: called with the number of iterations after each.
+
+        Raises:
+            CollectiveError: a collective failed.
+        """
+        started_s = time.perf_counter()
+        chosen = self._seed if seed is None else seed
+        rows: list[tuple[float, float]] = []
+        reached: list[StepSeconds] = []
+        with self._restored(), self._engine(plan, chosen) as engine:
+            model = self._model
+            optimizer = self._workload.optimizer(model.parameters())
+            for batch in itertools.islice(self._batches(chosen), warm_up + iterations):
+                rows.append(iterate(self._workload, model, optimizer, batch))
+                moments = engine.last_moments
+                if moments is not None and (times := moments.seconds()) is not None:
+                    reached.append(times)
+                done(len(rows))
+        of_ranks = np.array(self._transport.gather_objects(rows))[:, warm_up:]
+        seconds = of_ranks[:, :, 1].max(axis=0)
+        took_s = self._transport.broadcast_object(time.perf_counter() - started_s)
+        return Block(
+            seconds=seconds,
+            losses=of_ranks[:, :, 0].mean(axis=0),
+            timing=median_timing(reached[warm_up:]),
+            overhead_s=took_s - float(seconds.sum()),
+        )
+
+    def _batches(self, seed: int) -> Iterator[Any]:
+        ranks = self._transport
+        return itertools.chain.from_iterable(
+            self._workload.batches(ranks.rank, ranks.world_size, epoch, seed)
+            for epoch in itertools.count()
+        )
+
+    @contextmanager
+    def _engine(self, plan: Plan, seed: int) -> Iterator[Engine]:
+        engine = Engine(
+            self._model, plan, self._transport, seed=seed, on_nonfinite="skip"
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Put parameters, buffers, gradients and random numbers back afterwards."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        kept = [tensor.detach().clone() for tensor in tensors]
+        gradients = [parameter.grad for parameter in self._model.parameters()]
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        with randomness.kept():
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, value in zip(tensors, kept, strict=True):
+                        tensor.copy_(value)
+                pairs = zip(self._model.parameters(), gradients, strict=True)
+                for parameter, gradient in pairs:
+                    parameter.grad = gradient

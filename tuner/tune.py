@@ -1,0 +1,326 @@
+"""From a workload to the plan to run: measure, solve, try, advise."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from comm_plan.planner import Settings
+from comm_plan.planner.correction import Correction
+from comm_plan.plans import (
+    Curve,
+    Network,
+    Plan,
+    Profile,
+    Round,
+    Trial,
+    Tuning,
+)
+from comm_plan.plans.tuning import Objective
+from comm_plan.transports.base import Transport
+from comm_plan.tuner import advice, loss
+from comm_plan.tuner.candidates import Candidates, candidates
+from comm_plan.tuner.halving import Halving
+from comm_plan.tuner.measuring import Progress, profiled, swept
+from comm_plan.tuner.trials import WARM_UP, Block, Trials
+from comm_plan.workloads.base import Workload
+
+BUDGET_S = 300.0
+
+JUDGED = 2
+"""Lossy plans that are judged by loss: the fastest ones."""
+
+FEWEST_STEPS = 20
+"""A training of fewer iterations says nothing of the loss."""
+
+RESERVE = 0.05
+"""The share of the budget that is kept for what no estimate counts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune.
+
+    Attributes:
+        budget_s: seconds that all of it may take.
+        objective: ``time``: the shortest iteration; ``loss``: the loss falls fastest.
+        seeds: how many trainings of each plan are judged by loss.
+        seed: the first of them; of the data in the other trials.
+        settings: what plans may be.
+        profile: of the workload, measured before; None: measure it.
+        network: of the ranks, measured before; None: measure it.
+        progress: called with what is done, of how much, and what is going on.
+    """
+
+    budget_s: float = BUDGET_S
+    objective: Objective = "time"
+    seeds: int = 3
+    seed: int = 0
+    settings: Settings = field(default_factory=Settings)
+    profile: Profile | None = None
+    network: Network | None = None
+    progress: Progress = lambda done, total, what: None
+
+
+Save = Callable[["Tuned"], None]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning leaves.
+
+    Attributes:
+        tuning: the evidence and the advice.
+        plans: every plan that was tried, by its name.
+        profile: what the plans were computed from.
+        network: likewise.
+        correction: what the winner's trials say of both; None before it has run.
+    """
+
+    tuning: Tuning
+    plans: dict[str, Plan]
+    profile: Profile
+    network: Network
+    correction: Correction | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan to run."""
+        return self.plans[self.tuning.winner]
+
+    def save(self, folder: Path) -> None:
+        """Write everything into ``folder``, which exists.
+
+        ``plan.json`` is the winner; ``next-profile.json`` and ``next-network.json``
+        are the costs as its trials corrected them, for the next time.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        self.profile.save(folder / "profile.json")
+        self.network.save(folder / "network.json")
+        for name, plan in self.plans.items():
+            plan.save(folder / file_of(name))
+        self.plan.save(folder / "plan.json")
+        self.tuning.save(folder / "tuning.json")
+        if self.correction is not None:
+            corrected = self.correction
+            corrected.profile(self.profile).save(folder / "next-profile.json")
+            corrected.network(self.network).save(folder / "next-network.json")
+
+
+def file_of(name: str) -> str:
+    """Return the file of the plan called ``name``."""
+    return f"plan-{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+
+
+def tune(
+    workload: Workload,
+    transport: Transport,
+    options: Options,
+    save: Save = lambda tuned: None,
+) -> Tuned:
+    """Find the plan to train ``workload`` by on these ranks; every rank calls this.
+
+    Args:
+        workload: its model is left as it was.
+        transport: the ranks.
+        options: how.
+        save: called on rank 0 with the best so far, after each round.
+
+    Returns:
+        The same on all ranks, but for ``correction``, which is rank 0's.
+
+    Raises:
+        InputError: the budget does not suffice, or a cost is missing.
+        CollectiveError: a collective failed.
+    """
+    started_s = time.perf_counter()
+    profile = options.profile or profiled(
+        workload, transport, options.budget_s, options.progress
+    )
+    network = options.network or swept(
+        transport, profile.nbytes, options.budget_s, options.progress
+    )
+    listed: Candidates = transport.broadcast_object(
+        candidates(profile, network, options.settings) if transport.rank == 0 else None
+    )
+    session = _Session(
+        workload, transport, options, profile, network, listed, started_s
+    )
+    for _ in session.by_time():
+        if transport.rank == 0:
+            save(session.result(complete=False))
+    if options.objective == "loss":
+        session.by_loss()
+    result = session.result(complete=session.complete)
+    if transport.rank == 0:
+        save(result)
+    return result
+
+
+class _Session:
+    """The trials of one tuning."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        transport: Transport,
+        options: Options,
+        profile: Profile,
+        network: Network,
+        listed: Candidates,
+        started_s: float,
+    ) -> None:
+        self.complete = False
+        self._transport = transport
+        self._options = options
+        self._profile, self._network = profile, network
+        self._listed = listed
+        self._started_s = started_s
+        self._workload = workload
+        self._plans = {c.name: c.plan for c in listed.tried}
+        self._expected_s = {c.name: c.predicted_s for c in listed.tried}
+        self._trials = Trials(workload, transport, options.seed)
+        self._rounds: dict[str, list[Round]] = {name: [] for name in self._plans}
+        self._curves: dict[str, list[Curve]] = {name: [] for name in self._plans}
+        self._corrections: dict[str, Correction] = {}
+        self._verdict: tuple[str, str] | None = None
+
+    def by_time(self) -> Iterator[None]:
+        """Yield after each round of trials."""
+        halving = Halving(self._expected_s, self._baseline, self._measure, self._left_s)
+        for results in halving.rounds():
+            for name, result in results.items():
+                self._rounds[name].append(result)
+            yield
+        self.complete = halving.complete
+
+    def by_loss(self) -> None:
+        """Train the fastest lossy plans beside the fastest dense one."""
+        trials = [trial for trial in self._tried() if trial.measured_s is not None]
+        by_time = sorted(trials, key=lambda trial: trial.measured_s or 0.0)
+        control = next(trial for trial in by_time if trial.lossless)
+        lossy = [trial for trial in by_time if not trial.lossless][:JUDGED]
+        judged = [control, *lossy] if lossy else []
+        steps = self._steps_by_loss(judged)
+        for seed in range(self._options.seed, self._options.seed + self._options.seeds):
+            for trial in judged:
+                if steps.get(trial.name, 0) >= FEWEST_STEPS:
+                    self._train(trial.name, steps[trial.name], seed)
+        runs = {t.name: self._curves[t.name] for t in lossy if self._curves[t.name]}
+        if lossy and not runs:
+            self.complete = False
+        speed_ups = loss.judge(self._curves[control.name], runs) if runs else {}
+        winner, text = advice.by_loss(
+            self._tried(), control, speed_ups, self._options.seeds
+        )
+        if lossy and not runs:
+            text = f"--budget is too short to judge lossy plans by loss; {text}"
+        self._verdict = (winner.name, text)
+
+    def result(self, complete: bool) -> Tuned:
+        """Return what is known so far."""
+        trials = self._tried()
+        if self._verdict is not None:
+            winner, text = self._verdict
+        elif any(trial.measured_s is not None for trial in trials):
+            fastest = advice.fastest(trials)
+            winner, text = fastest.name, advice.by_time(trials, fastest)
+        else:
+            best = min(trials, key=lambda trial: trial.predicted_s)
+            winner = best.name
+            text = f"--budget ended before any trial: {winner} is predicted best"
+        took_s = time.perf_counter() - self._started_s
+        tuning = Tuning(
+            workload=self._workload.name,
+            model=self._plans[winner].model,
+            backend=self._transport.backend,
+            world_size=self._transport.world_size,
+            hosts=self._network.hosts or (socket.gethostname(),),
+            emulated_link=self._transport.emulated_link,
+            objective=self._options.objective,
+            budget_s=self._options.budget_s,
+            took_s=took_s,
+            complete=complete,
+            winner=winner,
+            advice=text,
+            trials=tuple(trials),
+            not_tried=self._listed.not_tried,
+        )
+        correction = self._corrections.get(winner)
+        return Tuned(tuning, self._plans, self._profile, self._network, correction)
+
+    @property
+    def _baseline(self) -> str:
+        return self._listed.tried[0].name
+
+    def _tried(self) -> list[Trial]:
+        return [
+            Trial(
+                name=candidate.name,
+                plan=file_of(candidate.name),
+                lossless=candidate.plan.is_dense,
+                predicted_s=candidate.predicted_s,
+                rounds=tuple(self._rounds[candidate.name]),
+                measured_s=self._measured_s(candidate.name),
+                curves=tuple(self._curves[candidate.name]),
+            )
+            for candidate in self._listed.tried
+        ]
+
+    def _measured_s(self, name: str) -> float | None:
+        """Return what a plan took, by the clock of the round that all plans were in.
+
+        A plan that left after some round is compared with the baseline of that round,
+        as the machine may have changed since.
+        """
+        rounds, baseline = self._rounds[name], self._rounds[self._baseline]
+        if not rounds:
+            return None
+        last = rounds[-1].median_s
+        if len(rounds) == len(baseline) or not baseline:
+            return last
+        return last / baseline[len(rounds) - 1].median_s * baseline[-1].median_s
+
+    def _measure(self, name: str, iterations: int) -> Block:
+        plan = self._plans[name]
+        total = WARM_UP + iterations
+        block = self._trials.run(
+            plan,
+            iterations,
+            done=lambda count: self._options.progress(count, total, f"try {name}"),
+        )
+        if block.timing is not None:
+            self._corrections[name] = Correction.of(plan, block.timing)
+        return block
+
+    def _train(self, name: str, steps: int, seed: int) -> None:
+        what = f"loss of {name}, seed {seed}"
+        block = self._trials.run(
+            self._plans[name],
+            steps,
+            warm_up=0,
+            seed=seed,
+            done=lambda count: self._options.progress(count, steps, what),
+        )
+        self._curves[name].append(loss.curve(seed, block.seconds, block.losses))
+
+    def _steps_by_loss(self, judged: Sequence[Trial]) -> Mapping[str, int]:
+        """Return how long each plan may train: all for the same seconds."""
+        if not judged:
+            return {}
+        share_s = self._left_s() / self._options.seeds / len(judged)
+        return {t.name: int(share_s / (t.measured_s or np.inf)) for t in judged}
+
+    def _left_s(self) -> float:
+        used_s = time.perf_counter() - self._started_s
+        left_s = (1 - RESERVE) * self._options.budget_s - used_s
+        agreed: float = self._transport.broadcast_object(left_s)
+        return agreed
