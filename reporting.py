@@ -18,7 +18,8 @@ from comm_plan.planner import (
 from comm_plan.plans import check_writable, load_document, write_atomically
 from comm_plan.plans.document import read_schema
 from comm_plan.report.page import to_page
-from comm_plan.report.page.given import File, Forecast, Given, arrange
+from comm_plan.report.page.arrange import arrange
+from comm_plan.report.page.given import File, Forecast, Given
 from comm_plan.report.page.timelines import drawn
 from comm_plan.report.save import save
 from comm_plan.report.solvers import timeline

@@ -79,3 +79,12 @@ def test_pre_commit_runs_the_linters_of_make_lint():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     run = re.findall(r"entry: make --silent ([\w-]+)", hooks)
     assert run == linters[1].split()
+
+
+def test_a_wheel_holds_every_file_that_is_read():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^comm_plan = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
+    patterns = re.findall(r'"([^"]+)"', listed[1])
+    shipped = {file for pattern in patterns for file in ROOT.glob(pattern)}
+    read = (ROOT / "report" / "page" / "templates", ROOT / "plans" / "schemas")
+    assert {file for folder in read for file in folder.iterdir()} <= shipped

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from comm_plan import units
 from comm_plan.report.page.blocks import Section
 from comm_plan.report.page.buckets import buckets
 from comm_plan.report.page.cards import cards
@@ -56,10 +55,7 @@ def to_page(given: Given) -> str:
         model=given.model,
         verdict=verdict(given),
         remarks=list(remarks(given)),
-        links=[
-            (f"{units.nbytes(link.bytes_per_s)}/s, {units.seconds(link.latency_s)}", of)
-            for link, of in given.emulated_links.items()
-        ],
+        links=given.emulated_links.items(),
         cards=list(cards(given)),
         sections=[section for section in found if section is not None],
     )

@@ -43,7 +43,7 @@ class Series:
     """Points that belong together.
 
     Attributes:
-        name: for the legend.
+        name: for the legend, where equal ones are one.
         points: from left to right.
         style: which look, 0 to :data:`STYLES`.
         line: whether they are joined.
@@ -84,7 +84,7 @@ def chart(
     for one in series:
         parts += _series(x, y, one)
     parts += _rules(x, y, rules)
-    names = ", ".join(one.name for one in series)
+    names = ", ".join(dict.fromkeys(one.name for one in series))
     drawing = element(
         "svg",
         *parts,
@@ -93,8 +93,8 @@ def chart(
         role="img",
         aria_label=f"{title}: {y.label} over {x.label} of {names}",
     )
-    keys = tuple(Key(one.name, _sample(one)) for one in series if not one.column)
-    return Figure(title, drawing, keys, note)
+    keys = {o.name: Key(o.name, _sample(o)) for o in series if not o.column}
+    return Figure(title, drawing, tuple(keys.values()), note)
 
 
 def _x(axis: Axis, value: float) -> float:

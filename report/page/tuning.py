@@ -127,14 +127,12 @@ def _rounds(trial: Trial) -> str:
 def _curves(tuning: Tuning, trial: Trial) -> Iterator[Series]:
     style = tuning.trials.index(trial)
     for curve in trial.curves:
-        name = trial.name
-        if len(trial.curves) > 1:
-            name += f", seed {curve.seed}"
+        name = f"{trial.name}, seed {curve.seed}"
         points = tuple(
             Point(time_s, loss, f"{name}\n{loss:.4g} after {units.seconds(time_s)}")
             for time_s, loss in zip(curve.seconds, curve.losses, strict=False)
         )
-        yield Series(name, points, style, shapes=False)
+        yield Series(trial.name, points, style, shapes=False)
 
 
 def _learning(curves: list[Series]) -> Block:

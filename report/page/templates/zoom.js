@@ -38,10 +38,9 @@
       const at = percent(text);
       return { text, x: at("x"), width: at("data-width") };
     });
-    let start = 0, span = 1, due = false;
+    let start = 0, span = 1;
 
     const draw = () => {
-      due = false;
       const place = x => `${(100 * (x - start) / span).toFixed(4)}%`;
       const pixels = axis.getBoundingClientRect().width;
       for (const { rect, x, width } of rects) {
@@ -67,8 +66,7 @@
     const show = (from, length) => {
       span = Math.min(1, Math.max(SMALLEST, length));
       start = Math.min(1 - span, Math.max(0, from));
-      if (!due) requestAnimationFrame(draw);
-      due = true;
+      draw();
     };
     const zoom = (factor, at = 0.5) => show(start + at * span * (1 - factor), span * factor);
     const acts = {

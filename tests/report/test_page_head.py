@@ -1,0 +1,119 @@
+"""The verdict and the key figures at the top of the page."""
+
+import pytest
+
+from comm_plan.errors import InputError, MismatchError
+from comm_plan.report.page.arrange import arrange
+from comm_plan.report.page.cards import cards
+from comm_plan.report.page.verdict import remarks, verdict
+from comm_plan.tests.support import documents as build
+
+PROFILE = build.profile([0.01, 0.02], [250_000, 1_000])
+OPTIMAL = build.plan(PROFILE, iteration_s=0.04, baselines={"threshold": 0.05})
+THRESHOLD = build.plan(PROFILE, solver="threshold", iteration_s=0.05)
+
+
+def given(*documents):
+    return arrange([(f"{i}.json", document) for i, document in enumerate(documents)])
+
+
+def said(*documents):
+    return verdict(given(*documents))
+
+
+def figures(*documents):
+    return {card.name: (card.value, card.note) for card in cards(given(*documents))}
+
+
+def test_advice_of_a_tuning_is_taken_as_it_is():
+    trials = build.trial("threshold", 0.05, 0.051), build.trial("auto", 0.02, 0.03)
+    tuning = build.tuning(PROFILE, *trials, advice="use auto: 1.70x as fast")
+    assert said(tuning, OPTIMAL, PROFILE) == "use auto: 1.70x as fast"
+    assert figures(tuning)["speed-up"] == ("1.70x", "against threshold, measured")
+    assert figures(tuning)["iteration, measured"] == ("30.0 ms", "auto")
+
+
+def test_runs_are_held_against_the_run_by_ddps_buckets():
+    runs = build.run(OPTIMAL, [0.045] * 3), build.run(THRESHOLD, [0.06] * 3)
+    text = said(*runs)
+    assert text.startswith("optimal takes 25.0 % less time than threshold (60.0 ms, me")
+    assert "measured 45.0 ms an iteration, 1.12x the predicted 40.0 ms" in text
+    assert figures(*runs)["speed-up"] == ("1.33x", "against threshold, measured")
+
+
+@pytest.mark.parametrize("optimal_s", [0.0597, 0.06, 0.07])
+def test_a_gain_within_a_percent_is_none(optimal_s):
+    runs = build.run(OPTIMAL, [optimal_s] * 3), build.run(THRESHOLD, [0.06] * 3)
+    assert said(*runs).startswith("nothing is gained")
+
+
+def test_a_run_alone_is_held_against_its_prediction_only():
+    text = said(build.run(OPTIMAL, [0.05] * 3))
+    assert "there is no threshold to hold it against" in text
+    assert "1.25x the predicted 40.0 ms" in text
+
+
+def test_a_measurement_is_never_divided_by_a_prediction():
+    run = build.run(OPTIMAL, [0.08] * 3)
+    found = figures(OPTIMAL, run)
+    assert found["speed-up"] == ("1.25x", "against threshold, predicted")
+    assert found["iteration, measured"][0] == "80.0 ms"
+
+
+def test_a_plan_is_held_against_its_baselines():
+    assert said(OPTIMAL) == (
+        "optimal takes 20.0 % less time than threshold (50.0 ms, predicted)"
+    )
+    assert said(THRESHOLD).startswith("nothing is gained: no plan is faster than")
+
+
+def test_documents_that_predict_nothing_claim_nothing():
+    assert "give a network document" in said(PROFILE)
+    assert "give a profile" in said(build.network())
+    assert figures(PROFILE)["gradients"] == ("1.00 MB", "2 tensors")
+
+
+def test_cards_tell_traffic_and_accuracy():
+    run = build.run(OPTIMAL, sent=[(1000, 10.0)], accuracies=[(1, 0.5), (3, 0.9)])
+    assert figures(run)["sent per step and rank"] == (
+        "10 B",
+        "for 1.00 kB of gradients, 100x less",
+    )
+    assert figures(run)["accuracy"] == ("90.0 %", "held out, after step 3")
+
+
+def test_trials_that_ended_early_are_remarked():
+    tuning = build.tuning(PROFILE, build.trial("threshold", 0.05), complete=False)
+    assert any("ended early" in remark for remark in remarks(given(tuning)))
+
+
+def test_the_same_document_twice_is_one():
+    assert len(given(PROFILE, OPTIMAL, OPTIMAL).plans) == 1
+
+
+def test_two_plans_of_one_solver_are_told_apart_by_their_files():
+    other = build.plan(PROFILE, iteration_s=0.03)
+    assert [shown.name for shown in given(OPTIMAL, other).plans] == [
+        "optimal (0.json)",
+        "optimal (1.json)",
+    ]
+
+
+def test_plans_take_the_names_and_the_order_of_trials():
+    trials = [
+        build.trial("a", 0.1, plan="1.json"),
+        build.trial("b", 0.1, plan="0.json"),
+    ]
+    found = given(OPTIMAL, THRESHOLD, build.tuning(PROFILE, *trials))
+    assert [shown.name for shown in found.plans] == ["a", "b"]
+
+
+def test_a_second_network_is_refused():
+    with pytest.raises(InputError, match=r"0\.json, 1\.json: a report holds one"):
+        given(build.network(), build.network(world_size=8))
+
+
+def test_documents_of_two_models_are_refused():
+    other = build.profile([0.1], [5])
+    with pytest.raises(MismatchError, match=r"1\.json: model fingerprint sha256:"):
+        given(PROFILE, build.plan(other))
