@@ -25,6 +25,9 @@ from comm_plan.report.save import save
 from comm_plan.report.solvers import timeline
 from comm_plan.report.timeline import Timeline
 
+NEXT = "next-"
+"""How files begin that a folder holds for the next tuning, not for this report."""
+
 RANKS = (2, 4, 8, 16, 32, 64)
 """Over which the solvers' iteration times are predicted."""
 
@@ -32,7 +35,8 @@ RANKS = (2, 4, 8, 16, 32, 64)
 def read(paths: Sequence[Path]) -> list[File]:
     """Read the documents in files and folders.
 
-    Of a folder those of its JSON files count whose schema is one of comm-plan's.
+    Of a folder those of its JSON files count whose schema is one of comm-plan's, except
+    the costs that ``tune`` corrected for the next time (``next-...``).
 
     Raises:
         DocumentError: a file cannot be read, or is no valid document.
@@ -45,7 +49,8 @@ def _read(path: Path) -> Iterator[File]:
     if not path.is_dir():
         yield str(path), load_document(path)
         return
-    inside = [file for file in sorted(path.glob("*.json")) if _is_document(file)]
+    files = (f for f in sorted(path.glob("*.json")) if not f.name.startswith(NEXT))
+    inside = [file for file in files if _is_document(file)]
     if not inside:
         raise InputError(
             f"{path}: the folder holds no documents: give one that profile, solve, "

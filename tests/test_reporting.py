@@ -37,6 +37,20 @@ def test_a_folder_is_the_documents_in_it(folder):
     assert names == ["network.json", "profile.json"]
 
 
+def test_what_tune_leaves_for_the_next_time_is_another_story(folder):
+    build.profile([0.01, 0.03], [250_000, 1_000]).save(folder / "next-profile.json")
+    assert len(reporting.read([folder])) == 2
+
+
+def test_the_copy_of_the_winners_plan_does_not_hide_its_name(folder, command):
+    PLAN.save(folder / "plan-best.json")
+    PLAN.save(folder / "plan.json")
+    trial = build.trial("the best", 0.1, 0.2, plan="plan-best.json")
+    build.tuning(PROFILE, trial).save(folder / "tuning.json")
+    found = page(folder, command=command, output=folder / "report.html")
+    assert "the best: predicted" in found.text
+
+
 def test_order_does_not_matter(folder, command):
     files = folder / "profile.json", folder / "network.json"
     one = page(*files, command=command, output=folder / "a.html")

@@ -22,7 +22,10 @@ def arrange(files: Iterable[File]) -> Given:
         InputError: none, or two different ones of a kind of which a page shows one.
         MismatchError: they are not all of one model.
     """
-    found = list({document.sha256: (n, document) for n, document in files}.values())
+    by_sha: dict[str, File] = {}
+    for name, document in files:
+        by_sha.setdefault(document.sha256, (name, document))
+    found = list(by_sha.values())
     if not found:
         raise InputError(
             "no documents: give profiles, networks, plans, run records or a tuning"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 Label = Callable[[float], str]
 
+_SAME = 1e-9
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -57,7 +59,7 @@ def linear(
     """
     found = [*values, 0.0] if from_zero else list(values) or [0.0]
     low, high = min(found), max(found)
-    if low == high:
+    if high - low <= _SAME * max(abs(low), abs(high)):
         high = low + (abs(low) or 1.0)
     step = _step((high - low) / at_most)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
