@@ -7,7 +7,8 @@ import math
 import os
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,7 +52,18 @@ class Recorder:
         self._sent_nbytes: list[list[int]] = []
         self._losses: list[float] = []
         self._step_seconds: list[StepSeconds] = []
-        self._first_tx_nbytes = _interface_tx_nbytes()
+        self._tx_nbytes: int | None = 0
+
+    @contextmanager
+    def counting_traffic(self) -> Iterator[None]:
+        """Count what this host's interfaces send within as this run's."""
+        before = _interface_tx_nbytes()
+        yield
+        after = _interface_tx_nbytes()
+        if before is None or after is None or self._tx_nbytes is None:
+            self._tx_nbytes = None
+        else:
+            self._tx_nbytes += after - before
 
     def add_step(self, loss: float, seconds: float) -> None:
         """Note a step that has just ended."""
@@ -116,10 +128,9 @@ class Recorder:
         )
 
     def _tx_nbytes_per_step(self) -> float | None:
-        first, last = self._first_tx_nbytes, _interface_tx_nbytes()
-        if first is None or last is None:
+        if self._tx_nbytes is None:
             return None
-        return (last - first) / len(self._sent_nbytes)
+        return self._tx_nbytes / len(self._sent_nbytes)
 
 
 def parameters_sha256(model: nn.Module) -> str:

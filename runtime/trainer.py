@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,17 @@ def train(
         NonFiniteError: a gradient held inf or NaN and ``on_nonfinite`` is ``stop``.
         CollectiveError: a collective failed or timed out.
     """
+    with running(workload, plan, transport, options) as run:
+        for _ in run.epochs():
+            pass
+        return run.record()
+
+
+@contextmanager
+def running(
+    workload: Workload, plan: Plan, transport: Transport, options: Options
+) -> Iterator[Run]:
+    """Lend a run that is about to begin."""
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())
@@ -104,19 +116,12 @@ def train(
         find_unused_parameters=options.find_unused_parameters,
     )
     try:
-        run = _Run(workload, transport, options, model, optimizer, engine)
-        run.go()
-        return run.recorder.record(
-            transport,
-            workload=workload.name,
-            seed=options.seed,
-            steps=run.position.step,
-        )
+        yield Run(workload, transport, options, model, optimizer, engine)
     finally:
         engine.close()
 
 
-class _Run:
+class Run:
     """One training run, from its first step to its last."""
 
     def __init__(
@@ -151,18 +156,29 @@ class _Run:
         else:
             checkpoints.refuse_used()
 
-    def go(self) -> None:
-        """Train to the end."""
-        for epoch in self._epochs():
+    def epochs(self) -> Iterator[int]:
+        """Train to the end; yield each epoch that is done."""
+        for epoch in self._epochs_left():
             self._warm_up(epoch)
-            for loss, seconds in self._steps(epoch):
-                self._watch(epoch, loss, seconds)
+            with self.recorder.counting_traffic():
+                for loss, seconds in self._steps(epoch):
+                    self._watch(epoch, loss, seconds)
             self._evaluate(epoch)
             self._checkpoint()
+            yield epoch
             if self._enough():
                 break
 
-    def _epochs(self) -> Iterator[int]:
+    def record(self) -> RunRecord:
+        """Return what happened; a collective call."""
+        return self.recorder.record(
+            self.transport,
+            workload=self.workload.name,
+            seed=self.options.seed,
+            steps=self.position.step,
+        )
+
+    def _epochs_left(self) -> Iterator[int]:
         if self._enough():
             return iter(())
         if self.options.steps is not None and self.options.epochs is None:
@@ -227,9 +243,12 @@ class _Run:
             self._checkpoint()
 
     def _evaluate(self, epoch: int) -> None:
-        """Let rank 0 judge the model; the others wait at the next collective."""
-        if self.transport.rank != 0:
-            return
+        """Let rank 0 judge the model; the others wait, and no iteration counts it."""
+        if self.transport.rank == 0:
+            self._judge(epoch)
+        self.transport.barrier()
+
+    def _judge(self, epoch: int) -> None:
         self.model.eval()
         with randomness.kept():
             result = self.workload.evaluate(self.model)

@@ -15,12 +15,15 @@ the baseline before merged ones, dense ones before lossy ones."""
 def fastest(trials: Sequence[Trial]) -> Trial:
     """Return the plan to run by time: the one that changes least among the fastest.
 
+    Only those count that were in the last round.
+
     Args:
         trials: the baseline first; at least that was measured.
     """
-    measured = _measured(trials)
-    limit_s = min(_s(trial) for trial in measured) * (1 + INDIFFERENT)
-    good = [trial for trial in measured if _s(trial) <= limit_s]
+    rounds = max(len(trial.rounds) for trial in trials)
+    last = [trial for trial in _measured(trials) if len(trial.rounds) == rounds]
+    limit_s = min(_s(trial) for trial in last) * (1 + INDIFFERENT)
+    good = [trial for trial in last if _s(trial) <= limit_s]
     if trials[0] in good:
         return trials[0]
     lossless = [trial for trial in good if trial.lossless]
