@@ -434,6 +434,66 @@ def train(
 
 
 @app.command()
+def compare(
+    context: typer.Context,
+    workload: WorkloadArgument,
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...")],
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the run records.")
+    ] = Path(),
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many of each.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Also show the time to this accuracy or loss.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: int = 0,
+    backend: BackendOption = None,
+    device: DeviceOption = None,
+    local_ranks: LocalRanks = None,
+    emulate_link: EmulateLink = None,
+) -> None:
+    """Train by several plans at once, an epoch of each in turn: was it worth it?"""
+    link = _link(emulate_link)
+    _start_ranks(context, local_ranks, backend or _planned_backend(plans[0]))
+    from comm_plan.plans import Plan, check_writable
+    from comm_plan.plans.document import make_folder
+    from comm_plan.report.comparison import comparison
+    from comm_plan.runtime.side_by_side import train_side_by_side
+    from comm_plan.runtime.trainer import Options
+    from comm_plan.workloads import load
+
+    make_folder(folder)
+    names = [plan.stem.removeprefix("plan-") for plan in plans]
+    if len(set(names)) < len(names):
+        raise InputError(f"plans {', '.join(names)}: give each file a name of its own")
+    outputs = [folder / f"run-{name}.json" for name in names]
+    for output in outputs:
+        check_writable(output)
+    chosen = [Plan.load(plan) for plan in plans]
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    model = load(workload, seed=seed, **sizes)
+    engine_name = backend or Backend(chosen[0].backend)
+    with (
+        _connect(engine_name, device, link=link) as transport,
+        screen.progress() as progress,
+    ):
+
+        def watch(event: Event, engine: Engine) -> None:
+            progress(event.step, steps, f"{engine.plan.solver}, loss {event.loss:.4f}")
+
+        options = Options(epochs=epochs, steps=steps, seed=seed, watcher=watch)
+        records = train_side_by_side(model, chosen, transport, options)
+    if place().rank == 0:
+        for output, record in zip(outputs, records, strict=True):
+            record.save(output)
+        screen.show(comparison(list(zip(names, records, strict=True)), target))
+        screen.say(f"wrote {', '.join(map(str, outputs))}")
+
+
+@app.command()
 def tune(
     context: typer.Context,
     workload: WorkloadArgument,

@@ -44,7 +44,7 @@ _TURNS = 2
 The root of broadcasts may be; then others wait for it a little longer than it took."""
 
 
-def emulate(transport: Transport, link: EmulatedLink) -> Transport:
+def emulate(transport: Transport, link: EmulatedLink) -> EmulatedTransport:
     """Return ``transport`` held back to ``link``; every rank calls this.
 
     Args:
@@ -76,9 +76,9 @@ class EmulatedTransport(Transport):
         self.rank = inner.rank
         self.world_size = inner.world_size
         self.device = inner.device
-        self.emulated_link = link
+        self.emulated_link: EmulatedLink = link
         self._inner = inner
-        self._link = link
+        self._duplicates: list[EmulatedTransport] = []
         self._came_s = _shared_table(inner)
         self._turn = 0
 
@@ -137,7 +137,18 @@ class EmulatedTransport(Transport):
 
     def duplicate(self) -> EmulatedTransport:
         """Return an independent channel behind a link of its own."""
-        return EmulatedTransport(self._inner.duplicate(), self._link)
+        duplicate = EmulatedTransport(self._inner.duplicate(), self.emulated_link)
+        self._duplicates.append(duplicate)
+        return duplicate
+
+    def change(self, link: EmulatedLink) -> None:
+        """From now on be as slow as ``link``, all duplicates too, as networks change.
+
+        Call it on all ranks between the same collectives.
+        """
+        self.emulated_link = link
+        for duplicate in self._duplicates:
+            duplicate.change(link)
 
     def close(self) -> None:
         """Give back what the ranks share."""
@@ -157,9 +168,9 @@ class EmulatedTransport(Transport):
         self._wait(float(came_s.max()) + self._seconds(collective, nbytes))
 
     def _seconds(self, collective: Collective, nbytes: int) -> float:
-        beta_s_per_byte = 1 / self._link.bytes_per_s
+        link = self.emulated_link
         terms = collective.terms(self.world_size)
-        return terms.seconds(nbytes, self._link.latency_s, beta_s_per_byte)
+        return terms.seconds(nbytes, link.latency_s, 1 / link.bytes_per_s)
 
     def _wait(self, until_s: float) -> None:
         if self.device.type == "cuda":

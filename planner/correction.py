@@ -1,9 +1,12 @@
 """What a run teaches: costs corrected by what one plan's buckets really took.
 
 A plan says when each bucket should be ready, start and finish; a run says when they
-were. Computation is stretched by one factor, forward by another, and every collective
-that the plan uses by a third each, so that the same plan's prediction becomes what was
-measured, while the shapes of all curves, and so what a solver assumes of them, stay.
+were. Forward is stretched by one factor, backward by another, and every collective that
+the plan uses by one of its own, so that the same plan's prediction becomes what was
+measured, while the shapes of all curves, and so what a solver assumes of them, stay. A
+link that got slower did so for all collectives: those that the plan does not use are
+stretched by what its buckets took altogether. What a bucket's decoding took counts as
+its collective's.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ class Correction:
     Attributes:
         forward: of forward.
         backward: of backward, with the compression in it.
+        channel: of all buckets together.
         collectives: by name, of the collectives that the plan uses.
     """
 
     forward: float
     backward: float
+    channel: float
     collectives: dict[str, float]
 
     @classmethod
@@ -55,6 +60,7 @@ class Correction:
         return cls(
             forward=_ratio(measured.backward_start_s, predicted.backward_start_s),
             backward=_ratio(_backward_s(measured), _backward_s(predicted)),
+            channel=_ratio(_busy_s(measured.buckets), _busy_s(predicted.buckets)),
             collectives=dict(_collectives(plan, measured, predicted)),
         )
 
@@ -75,7 +81,7 @@ class Correction:
     def network(self, network: Network) -> Network:
         """Return ``network`` with collectives as slow as they were."""
         collectives = {
-            name: _stretched(cost, self.collectives.get(name, 1.0))
+            name: _stretched(cost, self.collectives.get(name, self.channel))
             for name, cost in network.collectives.items()
         }
         return network.model_copy(update={"collectives": collectives})

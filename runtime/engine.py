@@ -25,8 +25,9 @@ right, but nothing overlaps; compile block by block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -92,7 +93,10 @@ class Engine:
         step: how many steps were finished, skipped ones too.
         skipped_steps: how many of them every rank skipped, for inf or NaN.
         last_step_skipped: whether the last one was.
-        last_moments: when what happened in it; None before the first.
+        plan: the plan in execution.
+        last_moments: when what happened in the last step; None before the first.
+        between_steps: is called on all ranks once the means of a step are there,
+            before the optimizer takes them; None: nothing is.
 
     Raises:
         MismatchError: the plan does not fit the model or the run, or ranks differ.
@@ -113,32 +117,28 @@ class Engine:
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
         self.model = model
-        self.plan = plan
         self.step = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
         self.last_moments: Moments | None = None
+        self.between_steps: Callable[[], None] | None = None
         self._listening = True
         self._broadcast_buffers = broadcast_buffers
         self._density_floor = 0.0
+        self._seed = seed
+        self._given_moments = second_moments
         self._transport = transport.duplicate()
-        channel = transport.duplicate()
-        thread = CommunicationThread(transport.device)
-        parameters = trainable(model)
-        buckets = build_buckets(plan, parameters, self._transport, seed)
         self._setup = Setup(
-            buckets=buckets,
-            thread=thread,
-            channel=channel,
+            buckets=(),
+            thread=CommunicationThread(transport.device),
+            channel=transport.duplicate(),
             on_nonfinite=on_nonfinite,
             find_unused_parameters=find_unused_parameters,
-            second_moments=second_moments or _exact_second_moments(model, buckets),
+            second_moments=None,
         )
-        self._begin_step()
+        self._execute(plan)
         broadcast_tensors(self._transport, list(model.parameters()))
         broadcast_tensors(self._transport, list(model.buffers()))
-        places = {parameters[place.name]: place for place in _places(plan)}
-        self._hooks = attach(model, places, self._callbacks())
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -149,6 +149,21 @@ class Engine:
     def transport(self) -> Transport:
         """The ranks; for calls that all of them make between two steps."""
         return self._transport
+
+    def swap(self, plan: Plan) -> None:
+        """Go on by another plan; residuals move with their parameters.
+
+        Every rank calls it between the same two steps.
+
+        Raises:
+            MismatchError: the plan does not fit the model or the run, or ranks differ.
+        """
+        check_plan(plan, self.model, self._transport.world_size)
+        check_ranks(plan, self.model, self._transport)
+        state = self.state_dict()
+        self._stop()
+        self._execute(plan)
+        self.load_state_dict(state)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -190,12 +205,32 @@ class Engine:
 
     def close(self) -> None:
         """Remove all hooks and end the communication thread."""
-        self._hooks.close()
-        if self._setup.second_moments is not None:
-            self._setup.second_moments.remove()
+        self._stop()
+        if self._given_moments is not None:
+            self._given_moments.remove()
         self._setup.thread.close()
         self._setup.channel.close()
         self._transport.close()
+
+    # From plan to plan
+
+    def _execute(self, plan: Plan) -> None:
+        """Make the buckets of ``plan`` and hook the model."""
+        parameters = trainable(self.model)
+        buckets = build_buckets(plan, parameters, self._transport, self._seed)
+        moments = self._given_moments or _exact_second_moments(self.model, buckets)
+        self.plan = plan
+        self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
+        self._begin_step()
+        places = {parameters[place.name]: place for place in _places(plan)}
+        self._hooks = attach(self.model, places, self._callbacks())
+
+    def _stop(self) -> None:
+        """Remove all hooks but those that were given."""
+        self._hooks.close()
+        own = self._setup.second_moments
+        if own is not None and own is not self._given_moments:
+            own.remove()
 
     # What the hooks call
 
@@ -256,6 +291,8 @@ class Engine:
             finished.settle()
         else:
             self._skip(finished, culprit)
+        if self.between_steps is not None:
+            self.between_steps()
 
     def _require_all_gradients(self) -> None:
         if self._setup.find_unused_parameters:

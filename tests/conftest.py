@@ -19,10 +19,16 @@ from comm_plan.transports.launch import WAITS_ASLEEP
 for name, value in {"OMP_NUM_THREADS": "1", **WAITS_ASLEEP}.items():
     os.environ.setdefault(name, value)
 
-# How long an example takes says how busy the machine is, not whether it is right.
-settings.register_profile(
-    "comm-plan", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# How long an example takes says how busy the machine is, not whether it is right. The
+# examples are the same in every run, so that a test fails for who broke it; to look for
+# others: pytest --hypothesis-profile search.
+for name, same in {"comm-plan": True, "search": False}.items():
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=same,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("comm-plan")
 
 

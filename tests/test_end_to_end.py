@@ -159,8 +159,8 @@ def test_a_cluster_is_measured_planned_and_trained(replayed):
 
 
 COLLECTIVE_TIMEOUT_S = 300
-"""After so long a collective fails by itself; on a busy machine a death is noticed late,
-but far sooner than that."""
+"""After so long a collective fails by itself; a busy machine notices a death late, but
+far sooner than that."""
 
 VICTIM = """
 import os, signal, time
