@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from comm_plan import units
@@ -11,8 +12,8 @@ from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import ShownRun
 
 BINS = 32
-SHOWN = 0.98
-"""The share of all iterations that a chart holds; slower ones are counted."""
+LONGEST = 2.0
+"""Where a chart ends, in times of the 90th percentile; slower ones are counted."""
 
 
 def iterations(runs: Sequence[ShownRun]) -> Iterator[Figure]:
@@ -23,15 +24,22 @@ def iterations(runs: Sequence[ShownRun]) -> Iterator[Figure]:
             yield _figure(run, times, style)
 
 
+def quartiles(run: ShownRun) -> tuple[float, float] | None:
+    """Return the first and the third quartile of a run's times, of two or more."""
+    times = _warm(run)
+    if len(times) < 2:
+        return None
+    first, _, third = statistics.quantiles(times, method="inclusive")
+    return first, third
+
+
 def _warm(run: ShownRun) -> Sequence[float]:
     times = run.record.iterations_s
     return times[max(0, len(times) - run.record.iteration.count) :]
 
 
 def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
-    last = times[int(SHOWN * (len(times) - 1))]
-    if last == times[0]:
-        last = times[-1]
+    last = min(times[-1], LONGEST * times[int(0.9 * (len(times) - 1))])
     width = (last - times[0]) / BINS
     points = tuple(_bins(times, width))
     rules = [Rule("median", x=run.record.iteration.median_s)]

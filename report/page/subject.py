@@ -28,6 +28,7 @@ class Subject:
             against ``predicted_s``.
         plan: the plan itself.
         run: a run by it.
+        baseline_run: the run that it is held against.
     """
 
     name: str
@@ -38,10 +39,21 @@ class Subject:
     baseline_measured: bool = False
     plan: ShownPlan | None = None
     run: ShownRun | None = None
+    baseline_run: ShownRun | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is what it is held against, or has the same buckets."""
+        runs = self.run, self.baseline_run
+        plans = [run.plan.plan.buckets for run in runs if run and run.plan]
+        same = len(plans) == 2 and plans[0] == plans[1]
+        return same or self.name == self.baseline
 
     @property
     def speedup(self) -> float | None:
         """How many times as fast as the baseline it is, like against like."""
+        if self.is_baseline:
+            return None
         own_s = self.measured_s if self.baseline_measured else self.predicted_s
         return self.baseline_s / own_s if self.baseline_s and own_s else None
 
@@ -94,6 +106,7 @@ def _fastest_run(given: Given) -> Subject | None:
         bool(today),
         fastest.plan,
         fastest,
+        today[0] if today else None,
     )
 
 

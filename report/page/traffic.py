@@ -13,10 +13,10 @@ from comm_plan.report.page.sizes import BucketSize, run_sizes
 
 
 def traffic(runs: Sequence[ShownRun]) -> Iterator[Figure]:
-    """Yield for each run that measured it what its buckets send."""
+    """Yield for each run of several buckets what each of them sends."""
     for run in runs:
         sizes = run_sizes(run.record)
-        if any(size.dense for size in sizes):
+        if len(sizes) > 1 and any(size.dense for size in sizes):
             yield _figure(run.name, sizes)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.report.page.given import Given
+from comm_plan.report.page.iterations import quartiles
 from comm_plan.report.page.subject import (
     TODAY,
     WORTHWHILE,
@@ -29,6 +30,8 @@ def remarks(given: Given) -> Iterator[str]:
     subject = find_subject(given)
     if subject and subject.run and given.forecast and not given.tuning:
         yield f"Of the runs: {_held_against(subject)}."
+    if subject is not None:
+        yield from _noise(subject)
     for shown in given.plans:
         predicted = shown.plan.predicted
         if predicted and predicted.extrapolated_from:
@@ -61,6 +64,16 @@ def _held_against(subject: Subject) -> str:
 
 def _gain(subject: Subject) -> str:
     how = "measured" if subject.baseline_measured else "predicted"
+    if subject.is_baseline and subject.name != subject.baseline:
+        return (
+            f"nothing is gained: {subject.name} has the same buckets as "
+            f"{subject.baseline}, any difference in time is noise"
+        )
+    if subject.is_baseline and subject.baseline_s is not None:
+        return (
+            f"nothing is gained: no plan is faster than {subject.baseline} "
+            f"({units.seconds(subject.baseline_s)}, {how})"
+        )
     if subject.speedup is None or subject.baseline_s is None:
         own_s = subject.measured_s or subject.predicted_s or 0.0
         how = "measured" if subject.measured_s else "predicted"
@@ -69,8 +82,6 @@ def _gain(subject: Subject) -> str:
             f"is no {TODAY} to hold it against"
         )
     baseline = f"{subject.baseline} ({units.seconds(subject.baseline_s)}, {how})"
-    if subject.name == subject.baseline:
-        return f"nothing is gained: no plan is faster than {baseline}"
     gain = 1 - 1 / subject.speedup
     if gain <= WORTHWHILE:
         return (
@@ -78,6 +89,22 @@ def _gain(subject: Subject) -> str:
             f"faster than {baseline}"
         )
     return f"{subject.name} takes {units.percent(gain)} less time than {baseline}"
+
+
+def _noise(subject: Subject) -> Iterator[str]:
+    """Yield that the iterations of two runs overlap, if they do."""
+    own, other = (
+        quartiles(run) if run else None for run in (subject.run, subject.baseline_run)
+    )
+    if own and other and not subject.is_baseline and own[1] > other[0]:
+        spread, against = (
+            f"{units.seconds(low)} to {units.seconds(high)}"
+            for low, high in (own, other)
+        )
+        yield (
+            f"The middle halves of the iterations overlap, {spread} and {against}: the "
+            "difference between the runs may be noise."
+        )
 
 
 def _alone(given: Given) -> str:

@@ -47,6 +47,24 @@ def test_a_gain_within_a_percent_is_none(optimal_s):
     assert said(*runs).startswith("nothing is gained")
 
 
+def test_a_difference_between_runs_of_the_same_buckets_is_noise():
+    runs = build.run(OPTIMAL, [0.03] * 3), build.run(THRESHOLD, [0.06] * 3)
+    text = said(OPTIMAL, THRESHOLD, *runs)
+    assert "optimal has the same buckets as threshold" in text
+    assert "speed-up" not in figures(OPTIMAL, THRESHOLD, *runs)
+
+
+@pytest.mark.parametrize(("last_s", "overlap"), [(0.05, False), (0.20, True)])
+def test_runs_whose_iterations_overlap_are_remarked(last_s, overlap):
+    times = [0.04, 0.04, last_s, last_s]
+    runs = build.run(OPTIMAL, times, warmup=0), build.run(THRESHOLD, [0.06] * 4)
+    optimal = runs[0].model_copy(
+        update={"iteration": runs[0].iteration.model_copy(update={"median_s": 0.04})}
+    )
+    found = list(remarks(given(optimal, runs[1])))
+    assert any("may be noise" in remark for remark in found) == overlap
+
+
 def test_a_run_alone_is_held_against_its_prediction_only():
     text = said(build.run(OPTIMAL, [0.05] * 3))
     assert "there is no threshold to hold it against" in text
