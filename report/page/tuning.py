@@ -44,9 +44,11 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
         HEADER,
         tuple(_row(tuning, trial) for trial in tuning.trials),
     )
-    curves = [series for trial in tuning.trials for series in _curves(tuning, trial)]
-    if curves:
-        yield _learning(curves)
+    judged = [trial for trial in tuning.trials if trial.curves]
+    if judged:
+        yield _learning(
+            [c for i, trial in enumerate(judged) for c in _curves(trial, i)]
+        )
     if tuning.not_tried:
         yield Heading("Not tried")
         yield Table(
@@ -124,8 +126,7 @@ def _rounds(trial: Trial) -> str:
     )
 
 
-def _curves(tuning: Tuning, trial: Trial) -> Iterator[Series]:
-    style = tuning.trials.index(trial)
+def _curves(trial: Trial, style: int) -> Iterator[Series]:
     for curve in trial.curves:
         name = f"{trial.name}, seed {curve.seed}"
         points = tuple(

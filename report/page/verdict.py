@@ -97,14 +97,14 @@ def _noise(subject: Subject) -> Iterator[str]:
         quartiles(run) if run else None for run in (subject.run, subject.baseline_run)
     )
     if own and other and not subject.is_baseline and own[1] > other[0]:
-        spread, against = (
-            f"{units.seconds(low)} to {units.seconds(high)}"
-            for low, high in (own, other)
-        )
         yield (
-            f"The middle halves of the iterations overlap, {spread} and {against}: the "
-            "difference between the runs may be noise."
+            f"The middle halves of the iterations overlap, {_span(*own)} and "
+            f"{_span(*other)}: the difference between the runs may be noise."
         )
+
+
+def _span(low_s: float, high_s: float) -> str:
+    return f"{units.seconds(low_s)} to {units.seconds(high_s)}"
 
 
 def _alone(given: Given) -> str:
