@@ -46,9 +46,8 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
     )
     judged = [trial for trial in tuning.trials if trial.curves]
     if judged:
-        yield _learning(
-            [c for i, trial in enumerate(judged) for c in _curves(trial, i)]
-        )
+        curves = [_curves(trial, style) for style, trial in enumerate(judged)]
+        yield _learning([curve for found in curves for curve in found])
     if tuning.not_tried:
         yield Heading("Not tried")
         yield Table(
