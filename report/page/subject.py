@@ -115,17 +115,22 @@ def _median_s(run: ShownRun) -> float:
 
 
 def _planned(given: Given) -> Subject | None:
-    predicted = {
-        shown.plan.predicted.iteration_s: shown
-        for shown in reversed(given.plans)
+    times = [
+        (shown.plan.predicted.iteration_s, shown)
+        for shown in given.plans
         if shown.plan.predicted
-    }
-    if not predicted:
+    ]
+    if not times:
         return None
-    time_s = min(predicted)
-    shown = predicted[time_s]
+    time_s, shown = min(times, key=lambda each: each[0])
     baseline, baseline_s = _predicted_baseline(shown)
-    return Subject(shown.name, time_s, None, baseline, baseline_s, plan=shown, run=None)
+    return Subject(
+        shown.name,
+        time_s,
+        baseline=baseline,
+        baseline_s=baseline_s,
+        plan=shown,
+    )
 
 
 def _predicted_baseline(shown: ShownPlan) -> tuple[str, float | None]:

@@ -104,6 +104,13 @@ def test_a_forecast_brings_solvers_and_scaling(foretold):
     assert foretold.forecast.comparison.verdict in found.text
 
 
+def test_scaling_that_cannot_be_computed_says_why(foretold):
+    reason = "allreduce by tree was not measured"
+    forecast = replace(foretold.forecast, scaling=(), no_scaling=reason)
+    found = Page(to_page(replace(foretold, forecast=forecast)))
+    assert f"Not shown: {reason}" in found.text
+
+
 def test_a_plan_and_a_run_by_hand_are_enough():
     plan = build.plan(PROFILE, predicted=None)
     run = build.run(plan, [0.05], warmup=0).model_copy(update={"iterations_s": ()})
