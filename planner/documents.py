@@ -112,13 +112,14 @@ def to_plan(
 
 
 def _timing(profile: Profile, schedule: Schedule) -> Timing:
-    moments = np.stack([schedule.ready_s, schedule.start_s, schedule.finish_s])
+    rows = [schedule.ready_s, schedule.start_s, schedule.finish_s]
+    rows.append(schedule.times.codec_s)
     return Timing(
         backward_start_s=profile.forward_s,
         compute_end_s=schedule.compute_end_s,
         buckets=tuple(
-            BucketTiming(ready_s=ready, start_s=start, finish_s=finish)
-            for ready, start, finish in moments.T.tolist()
+            BucketTiming(ready_s=ready, start_s=start, finish_s=finish, codec_s=codec)
+            for ready, start, finish, codec in np.stack(rows).T.tolist()
         ),
     )
 

@@ -12,12 +12,14 @@ class BucketTiming(Value):
     """One bucket on its way, in seconds from the start of the iteration.
 
     ``ready_s``: its last gradient is there and compressed. ``start_s``: the channel
-    takes it. ``finish_s``: its means are in place.
+    takes it. ``finish_s``: its means are in place. ``codec_s``: of the time between
+    these two, what encoding and decoding take, where that is known.
     """
 
     ready_s: Seconds
     start_s: Seconds
     finish_s: Seconds
+    codec_s: Seconds = 0.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -37,8 +37,9 @@ class Trial(Value):
     """One plan, tried on the user's own model.
 
     ``plan`` is the plan's file beside this document. ``rounds`` are those that it was
-    in; ``measured_s`` is the median of the last one. ``curves`` are there when plans
-    are judged by loss.
+    in; ``measured_s`` is the median of the last one, times what the baseline took in
+    its last round over what it took in that one, so that one clock measures all plans.
+    ``curves`` are there when plans are judged by loss.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """Measure a workload: how long its parts take and when each gradient is ready.
 
-Medians over the iterations; on several ranks the slowest rank's. The tensors are in the
+Medians over the iterations; on several ranks, which begin each iteration together, of
+the slowest rank of each. The tensors are in the
 order in which their hooks ran; where that differs between iterations, in the order of
 their median times. A trainable tensor that gets no gradient must still be in a plan: it
 comes last, ready at the end of backward.
@@ -26,7 +27,7 @@ from comm_plan.plans import (
     TensorTiming,
     UnderCommunication,
 )
-from comm_plan.plans.parameters import dtype_name, trainable
+from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import (
     describe_device,
@@ -34,7 +35,7 @@ from comm_plan.profiler.environment import (
     usable_device,
 )
 from comm_plan.profiler.interference import background_all_reduce
-from comm_plan.profiler.ranks import slowest_of
+from comm_plan.profiler.ranks import check_same_model, order_of_ranks, slowest_of
 from comm_plan.profiler.timings import (
     Measurable,
     PassProgress,
@@ -43,6 +44,7 @@ from comm_plan.profiler.timings import (
     Trial,
 )
 from comm_plan.transports.base import Transport
+from comm_plan.transports.local import LocalTransport
 
 MIN_ITERATIONS = 20
 """Fewer give no stable medians."""
@@ -87,20 +89,19 @@ def measure(
         )
     target = usable_device(device)
     _check_parameters(workload.name, trainable(workload.model))
-    rank, world_size = (transport.rank, transport.world_size) if transport else (0, 1)
-    trial = Trial(workload, target, rank, world_size)
-    timings = trial.run(iterations, warmup, progress)
+    ranks = LocalTransport() if transport is None else transport
+    check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
+    trial = Trial(workload, target, ranks)
+    timings = ranks.gather_objects(trial.run(iterations, warmup, progress))
     profile = _profile(workload, target, trial.parameters, timings)
-    if transport is None or world_size == 1:
-        return profile
-    profile = slowest_of(transport.gather_objects(profile))
-    if not under_communication:
+    if ranks.world_size == 1 or not under_communication:
         return profile
     numel = min(MAX_DUMMY_NUMEL, profile.model.parameters)
-    with background_all_reduce(transport, numel):
-        beside = trial.run(iterations, warmup, progress)
+    with background_all_reduce(ranks, numel):
+        own = trial.run(iterations, warmup, progress)
+    beside = slowest_of(ranks.gather_objects(own))
     return profile.model_copy(
-        update={"under_communication": _under(profile, beside, transport)}
+        update={"under_communication": _under(profile, beside, ranks.world_size)}
     )
 
 
@@ -121,13 +122,16 @@ def _profile(
     workload: Measurable,
     device: torch.device,
     parameters: dict[str, nn.Parameter],
-    timings: Timings,
+    of_ranks: Sequence[Timings],
 ) -> Profile:
+    timings = slowest_of(of_ranks)
     backward_s = float(np.median(timings.backward_s))
     return Profile(
         model=describe_model(workload.name, parameters),
         device=describe_device(device),
-        environment=environment(device) | _findings(device, parameters, timings),
+        environment=environment(device)
+        | _findings(device, parameters, timings)
+        | order_of_ranks(of_ranks),
         batch_size=workload.batch_size,
         forward_s=float(np.median(timings.forward_s)),
         backward_s=backward_s,
@@ -191,12 +195,11 @@ def _spread(times_s: SecondsArray) -> Spread:
     return Spread(p05_s=float(p05_s), p95_s=float(p95_s))
 
 
-def _under(alone: Profile, beside: Timings, transport: Transport) -> UnderCommunication:
-    own = float(np.median(beside.forward_s)), float(np.median(beside.backward_s))
-    of_ranks: Sequence[tuple[float, float]] = transport.gather_objects(own)
-    forward_s, backward_s = (max(times) for times in zip(*of_ranks, strict=True))
+def _under(alone: Profile, beside: Timings, world_size: int) -> UnderCommunication:
+    forward_s = float(np.median(beside.forward_s))
+    backward_s = float(np.median(beside.backward_s))
     return UnderCommunication(
-        world_size=transport.world_size,
+        world_size=world_size,
         forward_s=forward_s,
         backward_s=backward_s,
         slowdown=(forward_s + backward_s) / (alone.forward_s + alone.backward_s),

@@ -1,70 +1,67 @@
-"""One profile for all ranks: a collective waits for the slowest of them."""
+"""The ranks' iterations as one: in training all of them wait for the slowest.
+
+The ranks begin each iteration together. Some part of it is late on one rank, some on
+another, and which changes from iteration to iteration; so a moment of the run is, in
+each iteration, that of the rank that reaches it last. Its median is later than any
+rank's own median, the more so the more the ranks disturb each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+
+import numpy as np
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans import Profile, Spread
+from comm_plan.profiler.timings import Timings
 
 
-def slowest_of(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile of a whole run from those of its ranks.
-
-    Every time is the largest of the ranks' medians. The order of the tensors, and what
-    is no time, is rank 0's, so that all ranks plan alike.
+def slowest_of(ranks: Sequence[Timings]) -> Timings:
+    """Return the iterations of a whole run from those of its ranks.
 
     Args:
-        profiles: by rank.
+        ranks: by rank, of as many iterations and tensors each. The order of the tensors
+            is rank 0's, so that all plan alike.
+    """
+    forward = np.stack([each.forward_s for each in ranks])
+    backward = forward + np.stack([each.backward_s for each in ranks])
+    update = backward + np.stack([each.update_s for each in ranks])
+    ready = forward[:, :, None] + np.stack([each.ready_s for each in ranks])
+    forward_end, backward_end = forward.max(axis=0), backward.max(axis=0)
+    return Timings(
+        forward_s=forward_end,
+        backward_s=backward_end - forward_end,
+        update_s=update.max(axis=0) - backward_end,
+        host_backward_s=np.stack([each.host_backward_s for each in ranks]).max(axis=0),
+        ready_s=np.fmax.reduce(ready) - forward_end[:, None],
+        orders=ranks[0].orders,
+    )
+
+
+def order_of_ranks(ranks: Sequence[Timings]) -> dict[str, str]:
+    """Return what a profile's environment says of the tensors' order on the ranks."""
+    if len(ranks) == 1:
+        return {}
+    first = ranks[0].orders[0]
+    differ = [str(rank) for rank, each in enumerate(ranks) if each.orders[0] != first]
+    if not differ:
+        return {"order_of_ranks": f"the same on all {len(ranks)} ranks"}
+    return {"order_of_ranks": f"rank 0's; it differs on ranks {', '.join(differ)}"}
+
+
+def check_same_model(fingerprints: Sequence[str]) -> None:
+    """Check that all ranks measure the same model.
+
+    Args:
+        fingerprints: of each rank's.
 
     Raises:
-        MismatchError: the ranks measured different models.
+        MismatchError: they do not.
     """
-    first = profiles[0]
-    for rank, profile in enumerate(profiles):
-        if profile.model.fingerprint != first.model.fingerprint:
+    for rank, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
             raise MismatchError(
-                f"rank {rank} measured model {profile.model.fingerprint[:19]}, rank 0 "
-                f"{first.model.fingerprint[:19]}: load the same workload with the same "
-                "options on all ranks"
+                f"rank {rank} measured model {fingerprint[:19]}, rank 0 "
+                f"{fingerprints[0][:19]}: load the same workload with the same options "
+                "on all ranks"
             )
-    ready_s = [{t.name: t.ready_s for t in profile.tensors} for profile in profiles]
-    in_order = accumulate(
-        (max(times[t.name] for times in ready_s) for t in first.tensors), max
-    )
-    changes = {
-        "tensors": tuple(
-            tensor.model_copy(update={"ready_s": at_s})
-            for tensor, at_s in zip(first.tensors, in_order, strict=True)
-        ),
-        "forward_s": max(profile.forward_s for profile in profiles),
-        "backward_s": max(profile.backward_s for profile in profiles),
-        "update_s": max(profile.update_s for profile in profiles),
-        "forward_spread": _widest(profiles, lambda profile: profile.forward_spread),
-        "backward_spread": _widest(profiles, lambda profile: profile.backward_spread),
-        "environment": {**first.environment, **_order_of_ranks(profiles)},
-    }
-    return first.model_copy(update=changes)
-
-
-def _widest(
-    profiles: Sequence[Profile], spread_of: Callable[[Profile], Spread | None]
-) -> Spread | None:
-    spreads = [spread for p in profiles if (spread := spread_of(p)) is not None]
-    if not spreads:
-        return None
-    return Spread(
-        p05_s=min(spread.p05_s for spread in spreads),
-        p95_s=max(spread.p95_s for spread in spreads),
-    )
-
-
-def _order_of_ranks(profiles: Sequence[Profile]) -> dict[str, str]:
-    orders = [[tensor.name for tensor in profile.tensors] for profile in profiles]
-    differ = [str(r) for r, order in enumerate(orders) if order != orders[0]]
-    if len(profiles) == 1:
-        return {}
-    if not differ:
-        return {"order_of_ranks": f"the same on all {len(profiles)} ranks"}
-    return {"order_of_ranks": f"rank 0's; it differs on ranks {', '.join(differ)}"}

@@ -20,6 +20,7 @@ from torch import nn
 
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
+from comm_plan.transports.base import Transport
 
 SecondsArray = npt.NDArray[np.float64]
 PassProgress = Callable[[int, int], None]
@@ -88,20 +89,21 @@ class Trial:
     Args:
         workload: what to run.
         device: where.
-        rank: whose batches to take.
-        world_size: among how many.
+        ranks: whose batches to take; they begin each iteration together.
     """
 
     def __init__(
-        self, workload: Measurable, device: torch.device, rank: int, world_size: int
+        self, workload: Measurable, device: torch.device, ranks: Transport
     ) -> None:
         self._model = workload.model.to(device).train()
         self._loss = workload.loss
         self._device = device
+        self._ranks = ranks
         self.parameters = trainable(self._model)
         self._optimizer = workload.optimizer(self._model.parameters())
         self._batches = itertools.chain.from_iterable(
-            workload.batches(rank, world_size, epoch, 0) for epoch in itertools.count()
+            workload.batches(ranks.rank, ranks.world_size, epoch, 0)
+            for epoch in itertools.count()
         )
 
     def run(
@@ -144,6 +146,7 @@ class Trial:
     def _iterate(self, watch: Stopwatch) -> float:
         """Run one iteration and return the host's time in backward."""
         batch = next(self._batches)
+        self._ranks.barrier()
         watch.mark(FORWARD)
         loss = self._loss(self._model, batch)
         watch.mark(BACKWARD)

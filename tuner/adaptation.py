@@ -1,43 +1,59 @@
 """A plan that follows the network: measure while training, solve again, swap.
 
 Every :data:`~comm_plan.runtime.drift.WINDOW` steps the ranks share when their buckets
-travelled. If something takes longer than the plan predicts, or less long, for some
-windows in a row, rank 0 corrects the costs and solves again, on a thread of its own
-while training goes on. At the end of a later window all ranks swap the plan together,
-if by the corrected costs the new one is enough faster; if not, the corrected costs are
-what is expected from then on. So each change of the network is answered once.
+travelled, and time an all-reduce that is just long enough to show the bandwidth, for
+which compressed messages may be too short. If something takes longer than expected, or
+less long, for some windows in a row, rank 0 corrects the costs and solves again, on a
+thread of its own while training goes on. At the end of a later window all ranks swap
+the plan together, if by the corrected costs the new one is enough faster, or as fast
+and leaves out enough less; if not, the corrected costs are what is expected from then
+on. So each change of the network is answered once.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import torch
+
+from comm_plan import units
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.planner.correction import Correction
-from comm_plan.plans import Network, Plan, Profile, Replan
+from comm_plan.planner.collective_cost import collective_curve
+from comm_plan.planner.correction import Correction, Probe, correction
+from comm_plan.planner.predict import predict
+from comm_plan.plans import Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.timing import StepSeconds, median_timing
 
 WORTH = 0.05
-"""A new plan must save this share of the iteration, or the old one stays."""
+"""A faster plan must save this share of the iteration, or the old one stays."""
+
+GENTLER = 1.5
+"""A plan that is as fast must send so much more of the gradients, or the old stays."""
+
+PROBES = 3
+"""All-reduces that are timed at the end of a window."""
+
+PROBE_NBYTES = (2**14, 2**20)
+"""The shortest and the longest of them."""
 
 SETTLING = 2
 """First steps under a plan, which are not looked at: allocations, first touches."""
 
-Resolve = Callable[[Profile, Network], Plan]
-
 
 @dataclass(frozen=True)
 class _Proposal:
-    """What rank 0 found: corrected costs, and the plan that they ask for."""
+    """What rank 0 found: corrected costs, and the plan that they ask for.
+
+    ``expected_s``: an iteration by the plan in execution, at the corrected costs.
+    """
 
     profile: Profile
     network: Network
-    expected: Plan
+    expected_s: float
     plan: Plan
     reason: str
 
@@ -45,26 +61,39 @@ class _Proposal:
 class Adaptation:
     """Watches an engine, and swaps its plan when the run is not as predicted.
 
-    Every rank makes one for its engine, and calls :meth:`close` at the end.
+    Every rank makes one for its engine, and calls :meth:`close` at the end. New plans
+    come from the same solver.
 
     Args:
         engine: its plan must have been solved from these documents.
         profile: of the model.
         network: of the ranks.
-        resolve: returns the plan for other costs, on rank 0.
+        settings: what the plan was solved with.
 
     Attributes:
         replans: every change of plan so far.
+
+    Raises:
+        MismatchError: the plan is for another model than the profile.
+        InputError: a cost that the plan needs was not measured.
     """
 
     def __init__(
-        self, engine: Engine, profile: Profile, network: Network, resolve: Resolve
+        self,
+        engine: Engine,
+        profile: Profile,
+        network: Network,
+        settings: Settings | None = None,
     ) -> None:
         self.replans: list[Replan] = []
         self._engine = engine
         self._profile, self._network = profile, network
-        self._resolve = resolve
-        self._expected = engine.plan
+        self._settings = settings or Settings()
+        self._probe = torch.zeros(
+            _probe_numel(profile, network, engine.transport.world_size),
+            device=engine.transport.device,
+        )
+        self._expected_s = _predicted_s(self._predicted(profile, network))
         self._drift = Drift()
         self._window: list[StepSeconds] = []
         self._settling = SETTLING
@@ -88,37 +117,69 @@ class Adaptation:
             self._end_window()
 
     def _end_window(self) -> None:
-        timing = median_timing(self._window)
+        seen = median_timing(self._window), self._time_probe()
         self._window = []
         ranks = self._engine.transport
-        every_rank = ranks.gather_objects(timing)
+        every_rank = ranks.gather_objects(seen)
         proposal = None
         if ranks.rank == 0:
             proposal = self._proposed()
             if proposal is None and self._solving is None:
-                self._observe(Correction.of(self._expected, of_all_ranks(every_rank)))
+                timings, probes = zip(*every_rank, strict=True)
+                self._observe(of_all_ranks(timings), min(probes))
         agreed: _Proposal | None = ranks.broadcast_object(proposal)
         if agreed is not None:
             self._take(agreed)
 
-    def _observe(self, correction: Correction) -> None:
-        """Begin to solve again if the drift has lasted (rank 0)."""
-        factors = (correction.backward, *correction.collectives.values())
-        if not self._drift.outlasts(factors):
+    def _time_probe(self) -> float:
+        """Return the least seconds of some all-reduces, of which none is far off."""
+        ranks = self._engine.transport
+        durations = []
+        for _ in range(PROBES):
+            ranks.barrier()
+            start_s = time.perf_counter()
+            ranks.all_reduce(self._probe)
+            if ranks.device.type == "cuda":
+                torch.cuda.synchronize(ranks.device)
+            durations.append(time.perf_counter() - start_s)
+        return min(durations)
+
+    def _observe(self, timing: Timing, probe_s: float) -> None:
+        """Begin to solve again if a drift has lasted (rank 0)."""
+        changed = correction(
+            self._engine.plan,
+            timing,
+            self._profile,
+            self._network,
+            self._settings,
+            Probe(self._probe.nbytes, probe_s),
+        )
+        if not self._drift.outlasts(changed.observed):
             return
         self._drift.forget()
-        self._solving = self._solver.submit(self._propose, correction)
+        self._solving = self._solver.submit(self._propose, changed)
 
-    def _propose(self, correction: Correction) -> _Proposal:
-        profile = correction.profile(self._profile)
-        network = correction.network(self._network)
+    def _propose(self, changed: Correction) -> _Proposal:
+        profile = changed.profile(self._profile)
+        network = changed.network(self._network)
+        problem = make_problem(profile, network, self._settings)
         return _Proposal(
             profile=profile,
             network=network,
-            expected=priced_again(self._engine.plan, profile, network),
-            plan=self._resolve(profile, network),
-            reason=_reason(correction),
+            expected_s=_predicted_s(self._predicted(profile, network)),
+            plan=solve(problem, self._engine.plan.solver),
+            reason=_reason(changed),
         )
+
+    def _predicted(self, profile: Profile, network: Network) -> Plan:
+        return predict(self._engine.plan, profile, network, self._settings)
+
+    def _is_worth(self, plan: Plan, share: float) -> bool:
+        """Return whether to swap to ``plan``, which takes ``share`` of the time."""
+        if share <= 1 - WORTH:
+            return True
+        more = _sent(plan, self._profile) / _sent(self._engine.plan, self._profile)
+        return share <= 1 + self._settings.tolerance and more >= GENTLER
 
     def _proposed(self) -> _Proposal | None:
         """Return what has been solved meanwhile (rank 0)."""
@@ -131,32 +192,58 @@ class Adaptation:
     def _take(self, proposal: _Proposal) -> None:
         """Expect the corrected costs from now on; swap the plan if it is worth it."""
         self._profile, self._network = proposal.profile, proposal.network
-        old_s, new_s = _predicted_s(proposal.expected), _predicted_s(proposal.plan)
-        if new_s > (1 - WORTH) * old_s:
-            self._expected = proposal.expected
+        expected_s, self._expected_s = self._expected_s, proposal.expected_s
+        new_s = _predicted_s(proposal.plan)
+        if not self._is_worth(proposal.plan, new_s / proposal.expected_s):
             return
         self.replans.append(
             Replan(
                 step=self._engine.step,
                 reason=proposal.reason,
                 plan_sha256=proposal.plan.sha256,
-                expected_s=_predicted_s(self._expected),
-                corrected_s=old_s,
+                expected_s=expected_s,
+                corrected_s=proposal.expected_s,
                 predicted_s=new_s,
             )
         )
         self._engine.swap(proposal.plan)
-        self._expected = proposal.plan
+        self._expected_s = new_s
         self._settling = SETTLING
 
 
+def _sent(plan: Plan, profile: Profile) -> float:
+    """Return how much of the gradients ``plan`` sends, in whole elements."""
+    numel = {tensor.name: tensor.numel for tensor in profile.tensors}
+    return sum(
+        sum(numel[name] for name in bucket.tensors) / bucket.compressor.ratio
+        for bucket in plan.buckets
+    )
+
+
 def _predicted_s(plan: Plan) -> float:
-    return 0.0 if plan.predicted is None else plan.predicted.iteration_s
+    assert plan.predicted is not None
+    return plan.predicted.iteration_s
 
 
-def _reason(correction: Correction) -> str:
-    parts = [
-        f"{name} takes {factor:.3g} times as long as expected"
-        for name, factor in correction.collectives.items()
-    ]
-    return ", ".join([*parts, f"backward {correction.backward:.3g} times"])
+def _probe_numel(profile: Profile, network: Network, world_size: int) -> int:
+    """Return the elements whose all-reduce is half latency, as was expected at first.
+
+    Between :data:`PROBE_NBYTES`, and no longer than the model.
+    """
+    curve = collective_curve(network, "allreduce", world_size)
+    alpha_s, beta = curve.line(PROBE_NBYTES[0], PROBE_NBYTES[1])
+    balanced = alpha_s / beta if beta else 0.0
+    nbytes = min(max(balanced, PROBE_NBYTES[0]), PROBE_NBYTES[1], profile.nbytes)
+    return max(1, int(nbytes) // 4)
+
+
+def _reason(changed: Correction) -> str:
+    factors = {
+        "backward": changed.backward,
+        "a message": changed.latency,
+        "a byte": changed.per_byte,
+    }
+    return ", ".join(
+        f"{what} takes {units.times(factor)} as long as expected"
+        for what, factor in factors.items()
+    )

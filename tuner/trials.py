@@ -20,6 +20,7 @@ import torch
 
 from comm_plan.plans import Plan, Timing
 from comm_plan.runtime import randomness
+from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.timing import StepSeconds, median_timing
@@ -40,7 +41,7 @@ class Block:
     Attributes:
         seconds: [iterations], the slowest rank's.
         losses: [iterations], the mean over the ranks.
-        timing: medians of when each bucket travelled, this rank's.
+        timing: medians of when each bucket travelled, waiting for others left out.
         overhead_s: what else the block took: making the engine, the warm-up.
     """
 
@@ -105,9 +106,14 @@ class Trials:
         return Block(
             seconds=seconds,
             losses=of_ranks[:, :, 0].mean(axis=0),
-            timing=median_timing(reached[warm_up:]),
+            timing=self._timing(reached[warm_up:]),
             overhead_s=took_s - float(seconds.sum()),
         )
+
+    def _timing(self, reached: list[StepSeconds]) -> Timing | None:
+        of_ranks = self._transport.gather_objects(median_timing(reached))
+        known = [timing for timing in of_ranks if timing is not None]
+        return of_all_ranks(known) if len(known) == len(of_ranks) else None
 
     def _batches(self, seed: int) -> Iterator[Any]:
         ranks = self._transport

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from comm_plan.planner import Settings
-from comm_plan.planner.correction import Correction
+from comm_plan.planner.correction import Correction, correction
 from comm_plan.plans import (
     Curve,
     Network,
     Plan,
     Profile,
     Round,
+    Timing,
     Trial,
     Tuning,
 )
@@ -135,7 +136,7 @@ def tune(
         save: called on rank 0 with the best so far, after each round.
 
     Returns:
-        The same on all ranks, but for ``correction``, which is rank 0's.
+        The same on all ranks.
 
     Raises:
         InputError: the budget does not suffice, or a cost is missing.
@@ -190,7 +191,7 @@ class _Session:
         self._trials = Trials(workload, transport, options.seed)
         self._rounds: dict[str, list[Round]] = {name: [] for name in self._plans}
         self._curves: dict[str, list[Curve]] = {name: [] for name in self._plans}
-        self._corrections: dict[str, Correction] = {}
+        self._timings: dict[str, Timing] = {}
         self._verdict: tuple[str, str] | None = None
 
     def by_time(self) -> Iterator[None]:
@@ -254,8 +255,24 @@ class _Session:
             trials=tuple(trials),
             not_tried=self._listed.not_tried,
         )
-        correction = self._corrections.get(winner)
-        return Tuned(tuning, self._plans, self._profile, self._network, correction)
+        return Tuned(
+            tuning,
+            self._plans,
+            self._profile,
+            self._network,
+            correction=self._correction(winner),
+        )
+
+    def _correction(self, name: str) -> Correction | None:
+        if name not in self._timings:
+            return None
+        return correction(
+            self._plans[name],
+            self._timings[name],
+            self._profile,
+            self._network,
+            self._options.settings,
+        )
 
     @property
     def _baseline(self) -> str:
@@ -298,7 +315,7 @@ class _Session:
             done=lambda count: self._options.progress(count, total, f"try {name}"),
         )
         if block.timing is not None:
-            self._corrections[name] = Correction.of(plan, block.timing)
+            self._timings[name] = block.timing
         return block
 
     def _train(self, name: str, steps: int, seed: int) -> None:

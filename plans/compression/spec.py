@@ -151,9 +151,19 @@ class Spec(Value):
             ValueError: the spec is for another number of tensors.
         """
 
-    @abstractmethod
     def restricted_to(self, start: int, stop: int) -> Self:
-        """Return the spec for the bucket's tensors ``start..stop`` (exclusive)."""
+        """Return the spec for the bucket's tensors ``start..stop`` (exclusive).
+
+        The same, unless it holds something for single tensors.
+        """
+        return self
+
+    def placed(self, start: int, tensors: int) -> Self:
+        """Return the spec for ``tensors`` tensors, of which the bucket's begin there.
+
+        It says of the bucket what this one says, whatever it says of the others.
+        """
+        return self
 
     @abstractmethod
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
@@ -229,10 +239,6 @@ class EveryElement(Spec):
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return 1 for each tensor."""
         return (1.0,) * tensors
-
-    def restricted_to(self, start: int, stop: int) -> Self:
-        """Return the same: it holds nothing for single tensors."""
-        return self
 
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
         """Return this one."""

@@ -110,6 +110,14 @@ class TopK(_Largest):
             return self
         return self.model_copy(update={"density": self.density[start:stop]})
 
+    def placed(self, start: int, tensors: int) -> Self:
+        """Return the spec with a density for every tensor."""
+        if not isinstance(self.density, tuple):
+            return self
+        after = tensors - start - len(self.density)
+        around = ((1.0,) * start, (1.0,) * after)
+        return self.model_copy(update={"density": around[0] + self.density + around[1]})
+
 
 class ModelTopK(_Largest):
     """The largest elements of the whole bucket by magnitude, with error feedback.
@@ -138,7 +146,3 @@ class ModelTopK(_Largest):
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return the same density for each of the bucket's ``tensors``."""
         return (self.density,) * tensors
-
-    def restricted_to(self, start: int, stop: int) -> Self:
-        """Return the spec: one density holds for any tensors."""
-        return self

@@ -54,10 +54,6 @@ class Words(Spec):
         """Return the expected density for each tensor."""
         return (self.expected_density,) * tensors
 
-    def restricted_to(self, start: int, stop: int) -> Self:
-        """Return the same: it holds nothing for single tensors."""
-        return self
-
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
         """Return this one: the data decides."""
         return (self,)

@@ -4,91 +4,108 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_plan.errors import InputError
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.planner.correction import Correction
-from comm_plan.plans import (
-    BucketTiming,
-    CollectiveCost,
-    Fit,
-    Network,
-    Sample,
-    Segment,
-    Timing,
-)
-from comm_plan.tests.support.documents import profile
+from comm_plan.planner.correction import Probe, correction
+from comm_plan.planner.predict import predict
+from comm_plan.plans import BucketTiming, Timing
+from comm_plan.tests.support import documents
 
 FACTORS = st.floats(0.1, 10.0)
+SETTINGS = Settings(tolerance=0.0)
 
 
-def network():
-    fit = Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=1e-8),))
-    samples = tuple(
-        Sample(nbytes=n, median_s=t, min_s=t, p95_s=2 * t, iterations=5)
-        for n, t in ((4, 1e-3), (4_000, 2e-3), (4_000_000, 4e-2))
+def network(latency=1.0, per_byte=1.0):
+    return documents.network(
+        4,
+        allreduce=documents.fit((0, 1e-3 * latency, 1e-8 * per_byte)),
+        allgather=documents.fit((0, 5e-4 * latency, 5e-9 * per_byte)),
     )
-    cost = CollectiveCost(samples=samples, fit=fit)
-    return Network(backend="gloo", world_size=4, collectives={"allreduce": cost})
 
 
-def model():
-    return profile([0.01, 0.02, 0.005], [1000, 100_000, 50_000], forward_s=0.03)
+def model(slower=1.0):
+    return documents.profile(
+        [0.01 * slower, 0.02 * slower, 0.005 * slower],
+        [1000, 100_000, 50_000],
+        forward_s=0.03,
+    )
 
 
 def planned(profile, network, solver="wfbp"):
-    return solve(make_problem(profile, network, Settings(tolerance=0.0)), solver)
+    return solve(make_problem(profile, network, SETTINGS), solver)
 
 
-def stretched(timing, forward, backward, channel):
-    """Return the times of the same plan on slower computation and network."""
-    start_s = timing.backward_start_s
-    free_s, buckets = 0.0, []
-    for bucket in timing.buckets:
-        ready_s = forward * start_s + backward * (bucket.ready_s - start_s)
-        busy_s = channel * (bucket.finish_s - bucket.start_s)
-        begin_s = max(free_s, ready_s)
-        free_s = begin_s + busy_s
-        buckets.append(BucketTiming(ready_s=ready_s, start_s=begin_s, finish_s=free_s))
-    return Timing(
-        backward_start_s=forward * start_s,
-        compute_end_s=forward * start_s + backward * (timing.compute_end_s - start_s),
-        buckets=tuple(buckets),
-    )
+def corrected(plan, profile, network, timing, probe=None):
+    change = correction(plan, timing, profile, network, SETTINGS, probe)
+    return change, change.profile(profile), change.network(network)
 
 
 @given(FACTORS, FACTORS, FACTORS)
-def test_the_same_plan_is_predicted_as_it_was_measured(forward, backward, channel):
+def test_what_a_plan_takes_is_found_again(backward, latency, per_byte):
     plan = planned(model(), network())
-    measured = stretched(plan.predicted.timing, forward, backward, channel)
-    correction = Correction.of(plan, measured)
-    again = planned(correction.profile(model()), correction.network(network()))
-    for was, now in zip(measured.buckets, again.predicted.timing.buckets, strict=True):
-        assert now.ready_s == pytest.approx(was.ready_s)
-        assert now.finish_s == pytest.approx(was.finish_s)
-
-
-def test_a_run_as_predicted_changes_nothing():
-    plan = planned(model(), network())
-    correction = Correction.of(plan, plan.predicted.timing)
-    again = planned(correction.profile(model()), correction.network(network()))
-    assert again.predicted.iteration_s == pytest.approx(plan.predicted.iteration_s)
-
-
-def test_collectives_that_are_not_used_get_slower_with_the_others():
-    plan = planned(model(), network())
-    cost = network().collectives["allreduce"]
-    both = network().model_copy(
-        update={"collectives": {"allreduce": cost, "allgather": cost}}
+    truth = predict(plan, model(backward), network(latency, per_byte), SETTINGS)
+    change, *costs = corrected(plan, model(), network(), truth.predicted.timing)
+    assert change.backward == pytest.approx(backward)
+    assert change.forward == pytest.approx(1.0)
+    again = predict(plan, *costs, SETTINGS)
+    assert again.predicted.iteration_s == pytest.approx(
+        truth.predicted.iteration_s, rel=0.05
     )
-    measured = stretched(plan.predicted.timing, 1.0, 1.0, 3.0)
-    corrected = Correction.of(plan, measured).network(both)
-    for now in corrected.collectives.values():
-        assert now.samples[0].median_s == pytest.approx(3 * cost.samples[0].median_s)
 
 
-def test_a_plan_without_a_prediction_is_refused():
+def test_a_run_as_expected_changes_nothing():
     plan = planned(model(), network())
-    with pytest.raises(InputError, match="solve it again"):
-        Correction.of(
-            plan.model_copy(update={"predicted": None}), plan.predicted.timing
-        )
+    change, *_ = corrected(plan, model(), network(), plan.predicted.timing)
+    factors = (change.forward, change.backward, change.latency, change.per_byte)
+    assert factors == pytest.approx((1.0,) * 4)
+
+
+def test_all_collectives_change_with_the_link():
+    plan = planned(model(), network())
+    truth = predict(plan, model(), network(3.0, 3.0), SETTINGS)
+    *_, after = corrected(plan, model(), network(), truth.predicted.timing)
+    for name, cost in network().collectives.items():
+        was, now = cost.fit.segments[0], after.collectives[name].fit.segments[0]
+        assert now.alpha_s == pytest.approx(3 * was.alpha_s, rel=0.02)
+        assert now.beta_s_per_byte == pytest.approx(3 * was.beta_s_per_byte, rel=0.02)
+
+
+def short_messages(network):
+    """Return a plan whose messages tell nothing of the bandwidth, and its timing."""
+    profile = documents.profile([0.01, 0.01], [1, 1])
+    plan = planned(profile, network)
+    return plan, profile
+
+
+def test_short_messages_tell_nothing_of_the_bandwidth():
+    plan, profile = short_messages(network())
+    truth = predict(plan, profile, network(1.0, 10.0), SETTINGS)
+    change, *_ = corrected(plan, profile, network(), truth.predicted.timing)
+    assert change.per_byte == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("per_byte", [0.1, 10.0])
+def test_a_probe_tells_it(per_byte):
+    plan, profile = short_messages(network())
+    now = network(1.0, per_byte)
+    truth = predict(plan, profile, now, SETTINGS)
+    nbytes = 200_000
+    probe = Probe(nbytes, now.collectives["allreduce"].fit.seconds(nbytes))
+    change, *_ = corrected(plan, profile, network(), truth.predicted.timing, probe)
+    assert change.per_byte == pytest.approx(per_byte, rel=0.15)
+    assert change.latency == pytest.approx(1.0, rel=0.1)
+
+
+def test_nothing_is_corrected_beyond_reason():
+    plan = planned(model(), network())
+    still = Timing(
+        backward_start_s=0.0,
+        compute_end_s=0.0,
+        buckets=tuple(
+            BucketTiming(ready_s=0.0, start_s=0.0, finish_s=1e6)
+            for _ in plan.predicted.timing.buckets
+        ),
+    )
+    change, *_ = corrected(plan, model(), network(), still)
+    assert change.forward == change.backward == 1.0
+    assert change.latency <= 1e3
+    assert change.per_byte <= 1e3

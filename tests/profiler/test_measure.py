@@ -1,5 +1,6 @@
 """The measurement: order and times of the gradients, on one rank and on several."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,9 @@ from torch import nn
 
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import Profile
-from comm_plan.profiler import measure, profile_from_model
+from comm_plan.profiler import measure
 from comm_plan.profiler.measure import bound_by, in_ready_order
-from comm_plan.profiler.ranks import slowest_of
+from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import Timings
 from comm_plan.tests.support.harness import run_ranks
 
@@ -126,10 +127,10 @@ def test_progress_reaches_its_end():
     assert seen == [(done, 22) for done in range(1, 23)]
 
 
-def timings(orders, ready_s, backward_s=1.0, host_s=1.0):
+def timings(orders, ready_s, backward_s=1.0, host_s=1.0, forward_s=1.0):
     rows = len(orders)
     return Timings(
-        forward_s=np.ones(rows),
+        forward_s=np.broadcast_to(np.array(forward_s), rows),
         backward_s=np.full(rows, backward_s),
         update_s=np.ones(rows),
         host_backward_s=np.full(rows, host_s),
@@ -193,27 +194,19 @@ def test_ranks_with_different_models_are_refused():
         run_ranks(2, measure_on, [chain(2), chain(3)])
 
 
-def test_the_slowest_rank_sets_every_time():
-    fast = profile_from_model(
-        chain(),
-        torch.ones(2, 4),
-        name="toy",
-        forward_s=1.0,
-        backward_s=3.0,
-        update_s=2.0,
-        batch_size=2,
-    )
-    slow = fast.model_copy(
-        update={
-            "forward_s": 4.0,
-            "tensors": tuple(
-                t.model_copy(update={"ready_s": 2 * t.ready_s})
-                for t in reversed(fast.tensors)
-            ),
-        }
-    )
-    merged = slowest_of([fast, slow])
-    assert (merged.forward_s, merged.backward_s, merged.update_s) == (4.0, 3.0, 2.0)
-    assert names(merged) == names(fast)
-    assert [t.ready_s for t in merged.tensors] == [2 * t.ready_s for t in fast.tensors]
-    assert merged.environment["order_of_ranks"] == "rank 0's; it differs on ranks 1"
+def test_every_moment_is_that_of_the_rank_that_is_last_in_the_iteration():
+    first = timings([(0, 1), (0, 1)], [[1.0, 2.0], [1.0, 2.0]], forward_s=[1.0, 5.0])
+    second = timings([(1, 0), (1, 0)], [[4.0, 3.0], [0.5, 0.5]], forward_s=[2.0, 1.0])
+    both = slowest_of([first, second])
+    assert both.forward_s.tolist() == [2.0, 5.0]
+    assert both.ready_s.tolist() == [[4.0, 3.0], [1.0, 2.0]]
+    assert both.orders == first.orders
+    assert order_of_ranks([first, second]) == {
+        "order_of_ranks": "rank 0's; it differs on ranks 1"
+    }
+
+
+def test_a_tensor_that_one_rank_does_not_use_is_ready_when_others_have_it():
+    first = timings([(0,)], [[1.0]])
+    second = timings([()], [[math.nan]])
+    assert slowest_of([first, second]).ready_s.tolist() == [[1.0]]

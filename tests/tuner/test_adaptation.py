@@ -1,0 +1,102 @@
+"""The plan follows the network, once for each change."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from comm_plan.collectives.emulation import emulate
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.plans import EmulatedLink
+from comm_plan.profiler import compression_costs
+from comm_plan.runtime.engine import Engine
+from comm_plan.tests.support import documents
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.tuner.adaptation import Adaptation
+from comm_plan.workloads.replay import Replay
+
+RANKS = 3
+FAST = EmulatedLink(bytes_per_s=125e6, latency_s=1e-3)
+SLOW = EmulatedLink(bytes_per_s=12.5e6, latency_s=1e-3)
+SETTINGS = Settings(allow=("dense", "topk"), max_ratio=100.0)
+WITHIN = 50
+"""Steps after a change in which there must be a new plan."""
+
+PROFILE = documents.profile(
+    [5e-3] * 6,
+    [60_000] * 6,
+    forward_s=10e-3,
+    compression=compression_costs(60_000, kinds=["topk"], densities=[0.1, 0.01]),
+)
+
+
+def network(link):
+    """Return what collectives of three ranks cost behind ``link``."""
+    alpha_s, beta = link.latency_s, 1 / link.bytes_per_s
+    return documents.network(
+        RANKS,
+        allreduce=documents.fit((0, 4 * alpha_s, 4 / 3 * beta)),
+        allgather=documents.fit((0, 2 * alpha_s, 2 / 3 * beta)),
+    )
+
+
+def sent_share(plan):
+    """Return the share of the elements that ``plan`` sends."""
+    densities = [
+        density
+        for bucket in plan.buckets
+        for density in bucket.compressor.densities(len(bucket.tensors))
+    ]
+    return sum(densities) / len(densities)
+
+
+def run(links, steps=60):
+    """Train ``steps`` steps behind each of ``links``.
+
+    Returns:
+        The share of the elements that the plan at first, and after each of the links,
+        sends; and the steps of new plans.
+    """
+
+    def rank(transport):
+        torch.manual_seed(0)
+        emulated = emulate(transport, links[0])
+        measured = network(links[0])
+        plan = solve(make_problem(PROFILE, measured, SETTINGS), "auto")
+        model = Replay(PROFILE)
+        engine = Engine(model, plan, emulated)
+        adaptation = Adaptation(engine, PROFILE, measured, SETTINGS)
+        sent = [sent_share(plan)]
+        for before, link in itertools.pairwise([links[0], *links]):
+            if link != before:
+                transport.barrier()
+                emulated.change(link)
+            for _ in range(steps):
+                model.zero_grad()
+                model().backward()
+            sent.append(sent_share(engine.plan))
+        adaptation.close()
+        engine.close()
+        return sent, [replan.step for replan in adaptation.replans]
+
+    (sent, replans), *others = run_ranks(RANKS, rank)
+    assert all(other == (sent, replans) for other in others)
+    return sent, replans
+
+
+@pytest.mark.slow  # it takes as long as the links do
+def test_a_new_plan_follows_each_change_and_nothing_else():
+    sent, replans = run([FAST, SLOW, FAST])
+    assert len(replans) == 2, replans
+    assert sent[0] == sent[1]
+    assert sent[2] < sent[1] / 2
+    assert sent[3] == pytest.approx(sent[1], abs=0.2)
+    assert 60 < replans[0] <= 60 + WITHIN
+    assert 120 < replans[1] <= 120 + WITHIN
+
+
+@pytest.mark.slow
+def test_nothing_changes_where_nothing_does():
+    assert run([SLOW])[1] == []
