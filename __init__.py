@@ -4,23 +4,26 @@ Importing this package is cheap: PyTorch is loaded only when a name that needs i
 (such as :func:`parallelize`) is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_plan", "parallelize"]
+__all__ = ["__version__", "adapt", "load_plan", "parallelize"]
 
 if TYPE_CHECKING:
     from comm_plan.plans import load_plan
     from comm_plan.runtime import parallelize
+    from comm_plan.tuner.adaptation import adapt
+
+
+_HOMES = {
+    "adapt": "tuner.adaptation",
+    "load_plan": "plans",
+    "parallelize": "runtime",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "parallelize":
-        from comm_plan.runtime import parallelize
-
-        return parallelize
-    if name == "load_plan":
-        from comm_plan.plans import load_plan
-
-        return load_plan
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,7 +17,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeVar, cast
@@ -374,11 +379,22 @@ def train(
         float, typer.Option("--timeout", min=1, help="Seconds a collective may take.")
     ] = 300.0,
     emulate_link: EmulateLink = None,
+    adapt: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--adapt",
+            metavar="PROFILE NETWORK",
+            help="Solve again when the run is not as predicted: the plan's documents.",
+        ),
+    ] = None,
+    max_ratio: MaxRatio = 1000.0,
+    tolerance: Tolerance = 0.01,
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
     link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend or _planned_backend(plan))
+    from comm_plan.planner import Settings
     from comm_plan.plans import Plan, check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
@@ -413,6 +429,15 @@ def train(
             for watcher in watchers:
                 watcher(event, engine)
 
+        def on_engine(engine: Engine) -> AbstractContextManager[object]:
+            if adapt is None:
+                return nullcontext()
+            from comm_plan import adapt as follow
+
+            settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
+            profile, network = map(str, adapt)
+            return closing(follow(engine, profile, network, settings))
+
         record = run(
             model,
             chosen,
@@ -428,6 +453,7 @@ def train(
                 find_unused_parameters=find_unused_parameters,
                 density_warmup=_warmup(density_warmup),
                 watcher=watch,
+                on_engine=on_engine,
             ),
         )
     _finish(record, output, json)

@@ -72,8 +72,10 @@ class Replan(Value):
 class RunRecord(Document):
     """What was run, how long it took, what it sent and how well the model does.
 
-    ``timing`` holds medians over the steps, rank 0's; ``losses`` its training loss in
-    each step, None where that was inf or NaN.
+    The plan is the one that the run began with; ``replans`` are those that followed,
+    and ``traffic`` and ``timing`` are of the last one. ``timing`` holds medians over
+    the steps, rank 0's; ``losses`` its training loss in each step, None where that was
+    inf or NaN.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"

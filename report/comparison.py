@@ -42,11 +42,14 @@ def comparison(
     """
     base = records[0][1].iteration.median_s
     metric = next((e.metric for _, r in records for e in r.evaluations), None)
-    table = Table(title="side by side, an epoch of each in turn")
-    table.add_column("plan")
-    names = ["predicted", "measured", "off by", "speed-up", "sent", "less"]
+    table = Table(
+        title="side by side, an epoch of each in turn",
+        caption=f"times: as fast as {records[0][0]}; sent: a step and rank",
+    )
+    table.add_column("plan", no_wrap=True)
+    names = ["predicted", "measured", "off", "times", "sent"]
     names += [metric] if metric else []
-    names += [f"to {target:g}"] if metric and target is not None else []
+    names += [f"{target:g} after"] if metric and target is not None else []
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for name, record in records:
@@ -73,10 +76,6 @@ def _times(record: RunRecord, base_s: float) -> list[str]:
 
 
 def _sent(record: RunRecord) -> list[str]:
-    if record.traffic is None:
-        return ["-", "-"]
-    traffic = record.traffic
     return [
-        units.nbytes(traffic.message_nbytes),
-        units.times(traffic.compression_ratio),
+        "-" if record.traffic is None else units.nbytes(record.traffic.message_nbytes)
     ]

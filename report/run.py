@@ -52,6 +52,9 @@ def _bucket_traffic(index: int, bucket: BucketTraffic) -> tuple[str, ...]:
 def _setting(record: RunRecord) -> Iterator[Fact]:
     yield "workload", record.workload
     yield "plan", f"{record.solver} for {record.world_size} x {record.backend}"
+    for replan in record.replans:
+        before, after = map(units.seconds, (replan.corrected_s, replan.predicted_s))
+        yield f"new plan, step {replan.step}", f"{before} to {after}: {replan.reason}"
     yield from emulated(record.emulated_link)
     steps = str(record.steps)
     if record.skipped_steps:

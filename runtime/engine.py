@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import NonFiniteError, RunError
-from comm_plan.plans import Plan, load_plan
+from comm_plan.plans import Plan, Replan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
 from comm_plan.runtime.bucket import BucketExchange, build_buckets
@@ -95,6 +95,7 @@ class Engine:
         last_step_skipped: whether the last one was.
         plan: the plan in execution.
         last_moments: when what happened in the last step; None before the first.
+        replans: every change of the plan so far.
         between_steps: is called on all ranks once the means of a step are there,
             before the optimizer takes them; None: nothing is.
 
@@ -121,6 +122,7 @@ class Engine:
         self.skipped_steps = 0
         self.last_step_skipped = False
         self.last_moments: Moments | None = None
+        self.replans: list[Replan] = []
         self.between_steps: Callable[[], None] | None = None
         self._listening = True
         self._broadcast_buffers = broadcast_buffers
@@ -150,10 +152,14 @@ class Engine:
         """The ranks; for calls that all of them make between two steps."""
         return self._transport
 
-    def swap(self, plan: Plan) -> None:
+    def swap(self, plan: Plan, replan: Replan) -> None:
         """Go on by another plan; residuals move with their parameters.
 
         Every rank calls it between the same two steps.
+
+        Args:
+            plan: for the same model and ranks.
+            replan: why.
 
         Raises:
             MismatchError: the plan does not fit the model or the run, or ranks differ.
@@ -164,6 +170,7 @@ class Engine:
         self._stop()
         self._execute(plan)
         self.load_state_dict(state)
+        self.replans.append(replan)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -38,6 +38,8 @@ WARMUP_STEPS = 3
 class Recorder:
     """The measurements of one run on this rank, from its making on.
 
+    What is said of single buckets is of those since the last change of the plan.
+
     Args:
         engine: of the run.
 
@@ -48,11 +50,13 @@ class Recorder:
     def __init__(self, engine: Engine) -> None:
         self.evaluations: list[Evaluation] = []
         self._engine = engine
+        self._plan = engine.plan
         self._iterations_s: list[float] = []
         self._sent_nbytes: list[list[int]] = []
         self._losses: list[float] = []
         self._step_seconds: list[StepSeconds] = []
         self._tx_nbytes: int | None = 0
+        self._replans = len(engine.replans)
 
     @contextmanager
     def counting_traffic(self) -> Iterator[None]:
@@ -67,6 +71,10 @@ class Recorder:
 
     def add_step(self, loss: float, seconds: float) -> None:
         """Note a step that has just ended."""
+        if self._replans != len(self._engine.replans):
+            self._replans = len(self._engine.replans)
+            self._sent_nbytes.clear()
+            self._step_seconds.clear()
         self._losses.append(loss)
         self._iterations_s.append(seconds)
         self._sent_nbytes.append([b.sent_nbytes for b in self._engine.buckets])
@@ -85,7 +93,7 @@ class Recorder:
             seed: of the run.
             steps: done in all, also before a resume.
         """
-        plan, model = self._engine.plan, self._engine.model
+        plan, model = self._plan, self._engine.model
         slowest = np.max(transport.gather_objects(self._iterations_s), axis=0)
         hosts = transport.gather_objects(socket.gethostname())
         return RunRecord(
@@ -108,6 +116,7 @@ class Recorder:
             final_loss=_finite(self._losses[-1]) if self._losses else None,
             losses=tuple(map(_finite, self._losses)),
             timing=median_timing(_warm(self._step_seconds)),
+            replans=tuple(self._engine.replans),
             emulated_link=transport.emulated_link,
             parameters_sha256=parameters_sha256(model),
         )
@@ -130,7 +139,7 @@ class Recorder:
     def _tx_nbytes_per_step(self) -> float | None:
         if self._tx_nbytes is None:
             return None
-        return self._tx_nbytes / len(self._sent_nbytes)
+        return self._tx_nbytes / len(self._iterations_s)
 
 
 def parameters_sha256(model: nn.Module) -> str:

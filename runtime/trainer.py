@@ -5,7 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +55,14 @@ def watch_nothing(event: Event, engine: Engine) -> None:
     """Ignore the event."""
 
 
+OnEngine = Callable[[Engine], AbstractContextManager[object]]
+
+
+def leave_alone(engine: Engine) -> AbstractContextManager[object]:
+    """Do nothing with the engine."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Options:
     """How to train.
@@ -66,6 +79,7 @@ class Options:
         find_unused_parameters: see :class:`Engine`.
         density_warmup: densities of the first epochs for sparse methods.
         watcher: is called after each step.
+        on_engine: is lent the engine for the length of the run.
     """
 
     epochs: int | None = None
@@ -78,6 +92,7 @@ class Options:
     find_unused_parameters: bool = False
     density_warmup: Sequence[float] = ()
     watcher: Watcher = watch_nothing
+    on_engine: OnEngine = leave_alone
 
 
 def train(
@@ -115,10 +130,8 @@ def running(
         on_nonfinite=options.on_nonfinite,
         find_unused_parameters=options.find_unused_parameters,
     )
-    try:
+    with closing(engine), options.on_engine(engine):
         yield Run(workload, transport, options, model, optimizer, engine)
-    finally:
-        engine.close()
 
 
 class Run:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from comm_plan import units
+from comm_plan.errors import MismatchError
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction, Probe, correction
@@ -62,16 +63,13 @@ class Adaptation:
     """Watches an engine, and swaps its plan when the run is not as predicted.
 
     Every rank makes one for its engine, and calls :meth:`close` at the end. New plans
-    come from the same solver.
+    come from the same solver; ``engine.replans`` says when and why.
 
     Args:
         engine: its plan must have been solved from these documents.
         profile: of the model.
         network: of the ranks.
         settings: what the plan was solved with.
-
-    Attributes:
-        replans: every change of plan so far.
 
     Raises:
         MismatchError: the plan is for another model than the profile.
@@ -85,7 +83,6 @@ class Adaptation:
         network: Network,
         settings: Settings | None = None,
     ) -> None:
-        self.replans: list[Replan] = []
         self._engine = engine
         self._profile, self._network = profile, network
         self._settings = settings or Settings()
@@ -196,17 +193,15 @@ class Adaptation:
         new_s = _predicted_s(proposal.plan)
         if not self._is_worth(proposal.plan, new_s / proposal.expected_s):
             return
-        self.replans.append(
-            Replan(
-                step=self._engine.step,
-                reason=proposal.reason,
-                plan_sha256=proposal.plan.sha256,
-                expected_s=expected_s,
-                corrected_s=proposal.expected_s,
-                predicted_s=new_s,
-            )
+        replan = Replan(
+            step=self._engine.step,
+            reason=proposal.reason,
+            plan_sha256=proposal.plan.sha256,
+            expected_s=expected_s,
+            corrected_s=proposal.expected_s,
+            predicted_s=new_s,
         )
-        self._engine.swap(proposal.plan)
+        self._engine.swap(proposal.plan, replan)
         self._expected_s = new_s
         self._settling = SETTLING
 
@@ -247,3 +242,45 @@ def _reason(changed: Correction) -> str:
         f"{what} takes {units.times(factor)} as long as expected"
         for what, factor in factors.items()
     )
+
+
+def adapt(
+    engine: Engine,
+    profile: Profile | str,
+    network: Network | str,
+    settings: Settings | None = None,
+) -> Adaptation:
+    """Let the plan of ``engine`` follow the network from now on.
+
+    The training loop stays as it is; every rank calls this::
+
+        engine = comm_plan.parallelize(model, "plan.json")
+        adaptation = comm_plan.adapt(engine, "profile.json", "network.json")
+
+    Args:
+        engine: its plan must have been solved from these documents.
+        profile: of the model, or its path.
+        network: of the ranks, or its path.
+        settings: what the plan was solved with; None: the defaults.
+
+    Raises:
+        DocumentError: a document cannot be read.
+        MismatchError: the plan is for another model than the profile, or was solved
+            from other documents.
+        InputError: a cost that the plan needs was not measured.
+    """
+    if not isinstance(profile, Profile):
+        profile = Profile.load(profile)
+    if not isinstance(network, Network):
+        network = Network.load(network)
+    inputs = engine.plan.inputs
+    for document, stated in (
+        (profile, inputs and inputs.profile_sha256),
+        (network, inputs and inputs.network_sha256),
+    ):
+        if stated is not None and document.sha256 != stated:
+            raise MismatchError(
+                f"the plan was solved from another {document.SCHEMA.split('/')[1]}: "
+                "give the one that it was solved from, or solve again"
+            )
+    return Adaptation(engine, profile, network, settings)

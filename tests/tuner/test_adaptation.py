@@ -79,7 +79,7 @@ def run(links, steps=60):
             sent.append(sent_share(engine.plan))
         adaptation.close()
         engine.close()
-        return sent, [replan.step for replan in adaptation.replans]
+        return sent, [replan.step for replan in engine.replans]
 
     (sent, replans), *others = run_ranks(RANKS, rank)
     assert all(other == (sent, replans) for other in others)
