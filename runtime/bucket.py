@@ -18,6 +18,7 @@ from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
 from comm_plan.plans import Bucket, Plan
 from comm_plan.runtime.guard import is_finite
+from comm_plan.runtime.status import Flagged
 from comm_plan.transports.base import Transport
 
 
@@ -74,10 +75,30 @@ class BucketExchange:
         zero = torch.zeros_like(self.parameters[index].detach()).flatten()
         self.add(index, zero, zero)
 
-    def exchange(self, transport: Transport) -> None:
-        """Combine this rank's message with everyone's (communication thread)."""
+    @property
+    def gathers(self) -> bool:
+        """Whether every rank gets every rank's message, side by side."""
+        return COLLECTIVES[self.planned.collective].gathers
+
+    def exchange(
+        self, transport: Transport, flags: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Combine this rank's message with everyone's (communication thread).
+
+        Args:
+            transport: the ranks.
+            flags: int32 [n] to send along, if the bucket ``gathers``.
+
+        Returns:
+            The largest of each of the flags over the ranks, if there are any.
+        """
         aggregate = COLLECTIVES[self.planned.collective].aggregate
-        self.sent_nbytes = aggregate(transport, self.compressor)
+        if flags is None:
+            self.sent_nbytes = aggregate(transport, self.compressor)
+            return None
+        flagged = Flagged(self.compressor, flags)
+        self.sent_nbytes = aggregate(transport, flagged) - flags.nbytes
+        return flagged.highest
 
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""

@@ -8,8 +8,8 @@ its backward fails: there is no state to be reset and none to be forgotten.
    communication thread, which runs exchanges in this order, the plan's, on every rank,
    and writes the means to ``.grad``.
 2. After backward (:meth:`Step.finish`) the buckets that are not complete get zeros and
-   are launched too. Behind the last one the ranks share their flags: who had inf or
-   NaN, who used which parameter. Then this thread waits for all of it.
+   are launched too. With the last one, or behind it, the ranks share their flags: who
+   had inf or NaN, who used which parameter. Then this thread waits for all of it.
 3. The means are taken (:meth:`Step.settle`), or, if anyone had inf or NaN, refused on
    all ranks (:meth:`Step.refuse`).
 """
@@ -89,7 +89,7 @@ class Step:
         self._number = number
         self._guard = Guard()
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
-        self._launched: list[Pending[None]] = []
+        self._launched: list[Pending[torch.Tensor | None]] = []
         self.moments = Moments(setup.channel.device, len(setup.buckets))
         for bucket in setup.buckets:
             bucket.begin(number, density_floor)
@@ -144,17 +144,22 @@ class Step:
     def _launch(self, bucket: BucketExchange) -> None:
         number = len(self._launched)
         self.moments.ready[number] = self.moments.now()
-        exchange = partial(self._exchange, bucket, number)
+        is_last = number + 1 == len(self._setup.buckets)
+        flags = self._flags() if is_last and bucket.gathers else None
+        exchange = partial(self._exchange, bucket, number, flags)
         self._launched.append(self._setup.thread.submit(exchange))
 
-    def _exchange(self, bucket: BucketExchange, number: int) -> None:
+    def _exchange(
+        self, bucket: BucketExchange, number: int, flags: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Exchange a bucket, write the means of what this rank used."""
         self.moments.start[number] = self.moments.now()
-        bucket.exchange(self._setup.channel)
+        highest = bucket.exchange(self._setup.channel, flags)
         for index, used in enumerate(self._used[number]):
             if used:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
+        return highest
 
     # The end
 
@@ -170,9 +175,9 @@ class Step:
         """
         self.moments.backward_end = self.moments.now()
         self._launch_incomplete()
-        status = self._exchange_status()
+        self._exchange_flags()
         self.wait()
-        flags = [0] if status is None else status.wait().tolist()
+        flags = self._highest_flags()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
         return self._culprit(flags[0])
@@ -210,11 +215,11 @@ class Step:
                     bucket.add_zero(index)
             self._launch(bucket)
 
-    def _exchange_status(self) -> Pending[torch.Tensor] | None:
-        """Share, behind the last bucket, what all ranks must know of each other.
+    def _flags(self) -> torch.Tensor | None:
+        """Return what all ranks must know of this one; None: nothing.
 
-        The flags are the highest rank with a non-finite gradient plus one (0: none),
-        then for every parameter whether this rank used it.
+        Whether it saw a gradient that was not finite (its rank plus one; 0: no), then
+        for every parameter whether it used it.
         """
         guarded = any(
             not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
@@ -226,7 +231,21 @@ class Step:
         if self._setup.find_unused_parameters:
             used = [used for _, _, _, used in self._parameters()]
             flags = torch.cat([flags, torch.tensor(used).to(flags)])
-        return self._setup.thread.submit(partial(_exchange_flags, flags, channel))
+        return flags
+
+    def _exchange_flags(self) -> None:
+        """Share the flags behind the last bucket, unless that takes them along."""
+        if self._setup.buckets[-1].gathers:
+            return
+        flags = self._flags()
+        if flags is not None:
+            exchange = partial(_largest_of, flags, self._setup.channel)
+            self._launched.append(self._setup.thread.submit(exchange))
+
+    def _highest_flags(self) -> list[int]:
+        """Return the largest of each flag over the ranks."""
+        highest = self._launched[-1].wait()
+        return [0] if highest is None else highest.tolist()
 
     def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
         """Write what only other ranks used; leave what no rank used as it is."""
@@ -258,6 +277,6 @@ class Step:
                 yield name, bucket, index, used
 
 
-def _exchange_flags(flags: torch.Tensor, channel: Transport) -> torch.Tensor:
+def _largest_of(flags: torch.Tensor, channel: Transport) -> torch.Tensor:
     channel.all_reduce(flags, "max")
     return flags
