@@ -173,9 +173,11 @@ def profile(
     ] = False,
     backend: BackendOption = None,
     local_ranks: LocalRanks = None,
+    emulate_link: EmulateLink = None,
     json: Json = False,
 ) -> None:
     """Measure when each gradient is ready, and what compressors cost."""
+    link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import compression_costs, measure
@@ -185,7 +187,10 @@ def profile(
     options = {} if batch_size is None else {"batch_size": batch_size}
     model = load(workload, **options)
     kinds = _kinds(compressors)
-    with _connect(backend, device) as transport, screen.progress() as progress:
+    with (
+        _connect(backend, device, link=link) as transport,
+        screen.progress() as progress,
+    ):
         where = str(transport.device)
         measured = measure(
             model,

@@ -60,7 +60,7 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
     size = ["--max-bytes", str(LARGEST_NBYTES), "--budget", str(NETWORK_SECONDS)]
     yield (
         "1. When is each gradient ready, and what do compressors cost?",
-        ["profile", "digits", "-o", profile, *local],
+        ["profile", "digits", "-o", profile, *behind],
     )
     yield (
         "2. What do collectives cost on this network?",

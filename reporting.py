@@ -180,6 +180,6 @@ def _simulated(summary: Summary, solvers: Sequence[str]) -> Iterator[Timeline]:
         yield timeline(
             name,
             summary.row(name).schedule,
-            forward_s=profile.forward_s,
+            forward_s=profile.backward_start_s,
             update_s=profile.update_s,
         )

@@ -157,8 +157,8 @@ def notes(
             "threads that drive the network compete for the same cores and are in no "
             "prediction.",
             f"- {arguments.rounds * arguments.iterations} timed iterations a variant, "
-            "in turns within one run, DDP in each run; an iteration's time is that of "
-            "the slowest rank.",
+            "in turns within one run, DDP in each run; an iteration's time is "
+            "the mean of the ranks.",
             "- Message bytes are what one rank hands to the transport in a step.",
         ]
     )

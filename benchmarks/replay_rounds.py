@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -87,12 +88,12 @@ def time_rounds(
     return times
 
 
-def slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the times of the slowest rank of each iteration."""
+def of_all_ranks(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the mean of the ranks, which wait for each other, of each iteration."""
     everyone: list[dict[str, list[float]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, times)
     return {
-        name: [max(ranks) for ranks in zip(*(t[name] for t in everyone), strict=True)]
+        name: [mean(ranks) for ranks in zip(*(t[name] for t in everyone), strict=True)]
         for name in times
     }
 
@@ -120,7 +121,7 @@ def main() -> None:
         steps["ddp-fp16"] = ddp_step(arguments.profile, fp16=True)
     if arguments.alone:
         steps["alone"] = alone_step(arguments.profile)
-    times = slowest(time_rounds(steps, arguments.rounds, arguments.iterations))
+    times = of_all_ranks(time_rounds(steps, arguments.rounds, arguments.iterations))
     if dist.get_rank() == 0:
         arguments.output.write_text(json.dumps(times))
     dist.barrier()

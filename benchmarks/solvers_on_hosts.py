@@ -49,7 +49,7 @@ def notes(
         f"- Dense lower bound {units.seconds(plan.predicted.lower_bound_s)}.",
         f"- Predictions: {tables.error_sentence(rows)}.",
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
-        "an iteration's time is that of the slowest rank.",
+        "an iteration's time is the mean of the ranks.",
         "- `alone` communicates nothing; its excess over the profile's sum is what "
         "replaying costs.",
     ]

@@ -85,6 +85,7 @@ class Correction:
         return profile.model_copy(
             update={
                 "forward_s": profile.forward_s * self.forward,
+                "waiting_s": profile.waiting_s * self.forward,
                 "backward_s": profile.backward_s * self.backward,
                 "tensors": tensors,
             }
@@ -119,6 +120,7 @@ def correction(
     """
     problem, solution = posed(plan, profile, network, settings)
     expected = problem.simulate(solution)
+    forward_s = profile.backward_start_s
     quick_network = _stretched(network, 1.0, 0.0)
     quick_problem, quick = posed(plan, profile, quick_network, settings)
     busy_s = np.array([bucket.finish_s - bucket.start_s for bucket in timing.buckets])
@@ -136,10 +138,10 @@ def correction(
     )
     latency, per_byte = _link(latency_s, expected_s - latency_s, seconds)
     return Correction(
-        forward=_ratio(timing.backward_start_s, profile.forward_s),
+        forward=_ratio(timing.backward_start_s, forward_s),
         backward=_ratio(
             timing.compute_end_s - timing.backward_start_s,
-            expected.compute_end_s - profile.forward_s,
+            expected.compute_end_s - forward_s,
         ),
         latency=latency,
         per_byte=per_byte,

@@ -44,10 +44,16 @@ def make_problem(
         _check_patterns(profile, patterns)
     prices = Prices(profile, network, ranks, patterns, settings.algorithm)
     tensors = profile.tensors
-    ready = profile.forward_s + np.array([tensor.ready_s for tensor in tensors])
-    backward_end = profile.forward_s + profile.backward_s
+    start = profile.backward_start_s
+    ready = start + np.array([tensor.ready_s for tensor in tensors])
+    backward_end = start + profile.backward_s
     problem = Problem(
-        compute=Compute(ready, max(backward_end, ready[-1]), profile.update_s),
+        compute=Compute(
+            ready_s=ready,
+            backward_end_s=max(backward_end, ready[-1]),
+            update_s=profile.update_s,
+            handoff_s=profile.handoff_s,
+        ),
         numel=np.array([tensor.numel for tensor in tensors]),
         nbytes=np.array([tensor.nbytes for tensor in tensors]),
         dtypes=tuple(tensor.dtype for tensor in tensors),
@@ -115,7 +121,7 @@ def _timing(profile: Profile, schedule: Schedule) -> Timing:
     rows = [schedule.ready_s, schedule.start_s, schedule.finish_s]
     rows.append(schedule.times.codec_s)
     return Timing(
-        backward_start_s=profile.forward_s,
+        backward_start_s=profile.backward_start_s,
         compute_end_s=schedule.compute_end_s,
         buckets=tuple(
             BucketTiming(ready_s=ready, start_s=start, finish_s=finish, codec_s=codec)

@@ -6,7 +6,7 @@ made early has two effects, and a state after a prefix of the gradients is a pai
 ``f``, when the channel has finished. Bucket ``i..j`` with option o leads from (x, f) to
 
     x' = x + compress_o(i..j)
-    f' = max(f, r_j + x') + communicate_o(i..j) + codec_o(i..j)
+    f' = max(f, r_j + x' + handoff) + communicate_o(i..j) + codec_o(i..j)
 
 Both are non-decreasing in x and f, so a state that is not better in either is never
 needed: only the Pareto frontier of each prefix is kept. The answer is the state of the
@@ -158,7 +158,7 @@ def _extend(
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
     seconds = option.channel_s(starts, stop)[np.searchsorted(starts, prefix)]
-    ready = problem.compute.ready_s[stop - 1] + x
+    ready = problem.compute.ready_s[stop - 1] + x + problem.compute.handoff_s
     f = np.maximum(states.f[begin:], ready) + seconds
     return _States(
         x,
@@ -188,7 +188,8 @@ def _promising(
     compute = problem.compute
     keep = compute.backward_end_s + states.x <= limit
     for weight, least in zip(WEIGHTS, rest, strict=True):
-        end = weight * (compute.ready_s[-1] + states.x) + (1 - weight) * states.f
+        last = compute.ready_s[-1] + compute.handoff_s + states.x
+        end = weight * last + (1 - weight) * states.f
         keep &= end + least <= limit
     return states.at(np.flatnonzero(keep))
 

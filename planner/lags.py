@@ -41,7 +41,7 @@ from comm_plan.planner.at_ratios import merged, merged_apart, sparse_at
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import BoolArray, Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.schedule import Schedule
+from comm_plan.planner.schedule import Compute, Schedule
 from comm_plan.plans.compression import TopK
 
 PRECISION = 1e-3
@@ -84,7 +84,7 @@ def blocks(problem: Problem) -> IntArray:
     """
     modules = [len(list(members)) for _, members in groupby(problem.layers)]
     stops = np.cumsum(modules)
-    begin_s = problem.prices.profile.forward_s
+    begin_s = problem.prices.profile.backward_start_s
     own_s = np.diff(problem.compute.ready_s[stops - 1], prepend=begin_s)
     ends_block = own_s >= OWN_TIME * own_s.mean()
     block_of_module = np.cumsum(ends_block) - ends_block
@@ -176,20 +176,25 @@ def _lowered(
         level = _smallest(in_time, highest)
         below = problem.simulate(at(max(level / (1 + PRECISION) ** 2, 1.0))[0])
         solution, ratios = at(level)
-        held = _from_last_start(below) if level > 1 else np.ones_like(fixed)
+        held = (
+            _from_last_start(below, problem.compute)
+            if level > 1
+            else np.ones_like(fixed)
+        )
         newly = ~fixed & np.isin(block, block[held])
         fixed |= newly if newly.any() else True
         fixed |= ~_is_sparse(problem, solution)
     return _dense_where_in_time(problem, solution, ratios, limit_s)
 
 
-def _from_last_start(schedule: Schedule) -> BoolArray:
+def _from_last_start(schedule: Schedule, compute: Compute) -> BoolArray:
     """Return [L] which tensors are in the buckets that decide when all is received.
 
     Those since the channel was last idle; all where compression decides.
     """
     first = len(schedule.stops) - 1
-    while first > 0 and schedule.start_s[first] > schedule.ready_s[first]:
+    sendable_s = schedule.ready_s + compute.handoff_s
+    while first > 0 and schedule.start_s[first] > sendable_s[first]:
         first -= 1
     if schedule.compute_end_s >= schedule.finish_s[-1]:
         first = 0

@@ -146,13 +146,14 @@ class Problem:
 
     @cached_property
     def sendable_s(self) -> FloatArray:
-        """[L] when each gradient is ready and compressed.
+        """[L] when an idle channel takes each gradient: it is ready and compressed.
 
         Compression occupies the compute stream, so that of all earlier tensors counts.
         It is a sum over tensors and hence the same however they are merged.
         """
         each = [np.diff(r.option.compress_s[r.start : r.stop + 1]) for r in self.runs]
-        return self.compute.ready_s + np.cumsum(np.concatenate(each))
+        ready_s = self.compute.ready_s + self.compute.handoff_s
+        return ready_s + np.cumsum(np.concatenate(each))
 
     def sent_by(self, option: Option) -> Problem:
         """Return the problem with ``option`` where it is allowed, else dense."""

@@ -7,7 +7,7 @@ and the thread that serves it, which encodes what it sends and decodes what it r
 before it takes the next bucket::
 
     ready_b  = backward up to the bucket's last tensor + compression up to here
-    start_b  = max(finish of the bucket before, ready_b)
+    start_b  = max(finish of the bucket before, ready_b + handoff)
     finish_b = start_b + communicate_b + codec_b
     iteration = max(end of the compute stream, last finish) + update
 
@@ -33,11 +33,13 @@ class Compute:
             forward included.
         backward_end_s: when backward ends, on the same clock.
         update_s: duration of the optimizer's step.
+        handoff_s: from when a bucket is ready to when an idle channel takes it.
     """
 
     ready_s: FloatArray
     backward_end_s: float
     update_s: float
+    handoff_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +84,9 @@ def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Schedule:
     """Return the timeline of the buckets that end at ``stops`` [B]."""
     compressed = np.cumsum(times.compress_s)
     ready = compute.ready_s[stops - 1] + compressed
-    start, finish = _channel(ready, times.communicate_s + times.codec_s)
-    _, free = _channel(ready, times.codec_s)
+    sendable = ready + compute.handoff_s
+    start, finish = _channel(sendable, times.communicate_s + times.codec_s)
+    _, free = _channel(sendable, times.codec_s)
     compute_end = compute.backward_end_s + float(compressed[-1])
     end = max(compute_end, float(finish[-1]))
     return Schedule(

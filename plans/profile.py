@@ -110,7 +110,12 @@ class UnderCommunication(Value):
 
 
 class Profile(Document):
-    """Times and sizes of a model's gradients, in the order in which they get ready."""
+    """Times and sizes of a model's gradients, in the order in which they get ready.
+
+    ``waiting_s`` is what an iteration takes beyond its parts because the ranks wait for
+    each other. ``handoff_s`` passes before the communication thread, if it has nothing
+    to do, takes a bucket that is ready.
+    """
 
     SCHEMA: ClassVar[str] = "comm-plan/profile"
 
@@ -122,6 +127,8 @@ class Profile(Document):
     backward_s: Seconds
     update_s: Seconds
     tensors: Annotated[tuple[TensorTiming, ...], Field(min_length=1)]
+    waiting_s: Seconds = 0.0
+    handoff_s: Seconds = 0.0
     compression: dict[str, tuple[CompressionCost, ...]] = {}
     iterations: Annotated[int, Field(gt=0)] | None = None
     forward_spread: Spread | None = None
@@ -144,6 +151,11 @@ class Profile(Document):
                 )
             previous = tensor
         return self
+
+    @property
+    def backward_start_s(self) -> float:
+        """When backward begins, from the start of an iteration."""
+        return self.waiting_s + self.forward_s
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,11 @@ from comm_plan.plans.timing import Timing
 
 
 class IterationTimes(Value):
-    """Measured iteration times, warm-up left out, the slowest rank of each step."""
+    """Measured iteration times, warm-up left out, the mean of the ranks in each step.
+
+    The ranks wait for each other, so each of them takes as long as all, on average; the
+    longest in each step would count twice what one of them was late and then caught up.
+    """
 
     count: Annotated[int, Field(ge=0)]
     median_s: Seconds

@@ -15,7 +15,7 @@ Objective = Literal["time", "loss"]
 
 
 class Round(Value):
-    """Iterations that a plan ran in one round, warm-up left out, the slowest rank's."""
+    """Iterations of a plan in one round without warm-up, the mean of the ranks."""
 
     iterations: Annotated[int, Field(gt=0)]
     median_s: Seconds

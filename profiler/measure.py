@@ -1,10 +1,10 @@
 """Measure a workload: how long its parts take and when each gradient is ready.
 
-Medians over the iterations; on several ranks, which begin each iteration together, of
-the slowest rank of each. The tensors are in the
-order in which their hooks ran; where that differs between iterations, in the order of
-their median times. A trainable tensor that gets no gradient must still be in a plan: it
-comes last, ready at the end of backward.
+Medians over the iterations; on several ranks the slowest rank's, and what an iteration
+takes beyond its parts because ranks wait for each other (``waiting``). The tensors are
+in the order in which their hooks ran; where that differs between iterations, in the
+order of their median times. A trainable tensor that gets no gradient must still be in a
+plan: it comes last, ready at the end of backward.
 
 What cannot be said in a number is in the profile's ``environment``: ``order``,
 ``unused`` (tensors without a gradient) and on CUDA ``bound_by``.
@@ -13,6 +13,7 @@ What cannot be said in a number is in the profile's ``environment``: ``order``,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import accumulate
 
 import numpy as np
@@ -34,6 +35,7 @@ from comm_plan.profiler.environment import (
     environment,
     usable_device,
 )
+from comm_plan.profiler.handoff import handoff_s
 from comm_plan.profiler.interference import background_all_reduce
 from comm_plan.profiler.ranks import check_same_model, order_of_ranks, slowest_of
 from comm_plan.profiler.timings import (
@@ -43,6 +45,7 @@ from comm_plan.profiler.timings import (
     Timings,
     Trial,
 )
+from comm_plan.profiler.waiting import Rendezvous, waiting_s
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
@@ -51,6 +54,9 @@ MIN_ITERATIONS = 20
 
 MAX_DUMMY_NUMEL = 25 * 2**20 // 4
 """The dummy all-reduce is as large as the model, up to a bucket of PyTorch's DDP."""
+
+HANDOFF_ITERATIONS = 10
+"""Iterations in which gradients are handed to another thread."""
 
 LAUNCH_BOUND = 0.95
 """The host was busy for more than this share of backward: it sets the pace."""
@@ -91,18 +97,25 @@ def measure(
     _check_parameters(workload.name, trainable(workload.model))
     ranks = LocalTransport() if transport is None else transport
     check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
-    trial = Trial(workload, target, ranks)
-    timings = ranks.gather_objects(trial.run(iterations, warmup, progress))
-    profile = _profile(workload, target, trial.parameters, timings)
-    if ranks.world_size == 1 or not under_communication:
-        return profile
-    numel = min(MAX_DUMMY_NUMEL, profile.model.parameters)
-    with background_all_reduce(ranks, numel):
-        own = trial.run(iterations, warmup, progress)
-    beside = slowest_of(ranks.gather_objects(own))
-    return profile.model_copy(
-        update={"under_communication": _under(profile, beside, ranks.world_size)}
-    )
+    numel = sum(p.numel() for p in trainable(workload.model).values())
+    with closing(Rendezvous(ranks, numel)) as rendezvous:
+        trial = Trial(workload, target, ranks.rank, ranks.world_size, rendezvous.meet)
+        of_ranks = ranks.gather_objects(trial.run(iterations, warmup, progress))
+        lag_s = 0.0
+        if target.type == "cpu":
+            own_s = handoff_s(trial.parameters, trial.iterate, HANDOFF_ITERATIONS)
+            lag_s = max(ranks.gather_objects(own_s))
+        alone_s = rendezvous.alone_s() + lag_s
+        profile = _profile(workload, target, trial.parameters, of_ranks, alone_s)
+        profile = profile.model_copy(update={"handoff_s": lag_s})
+        if ranks.world_size == 1 or not under_communication:
+            return profile
+        with background_all_reduce(ranks, min(MAX_DUMMY_NUMEL, numel)):
+            own = trial.run(iterations, warmup, progress)
+        beside = slowest_of(ranks.gather_objects(own))
+        return profile.model_copy(
+            update={"under_communication": _under(profile, beside, ranks.world_size)}
+        )
 
 
 def _check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
@@ -123,6 +136,7 @@ def _profile(
     device: torch.device,
     parameters: dict[str, nn.Parameter],
     of_ranks: Sequence[Timings],
+    meeting_s: float,
 ) -> Profile:
     timings = slowest_of(of_ranks)
     backward_s = float(np.median(timings.backward_s))
@@ -136,6 +150,7 @@ def _profile(
         forward_s=float(np.median(timings.forward_s)),
         backward_s=backward_s,
         update_s=float(np.median(timings.update_s)),
+        waiting_s=waiting_s(timings, meeting_s),
         tensors=in_ready_order(parameters, timings, backward_s),
         iterations=len(timings.backward_s),
         forward_spread=_spread(timings.forward_s),

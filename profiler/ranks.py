@@ -1,10 +1,4 @@
-"""The ranks' iterations as one: in training all of them wait for the slowest.
-
-The ranks begin each iteration together. Some part of it is late on one rank, some on
-another, and which changes from iteration to iteration; so a moment of the run is, in
-each iteration, that of the rank that reaches it last. Its median is later than any
-rank's own median, the more so the more the ranks disturb each other.
-"""
+"""The ranks' iterations as one: in training all of them wait for the slowest."""
 
 from __future__ import annotations
 
@@ -13,29 +7,40 @@ from collections.abc import Sequence
 import numpy as np
 
 from comm_plan.errors import MismatchError
-from comm_plan.profiler.timings import Timings
+from comm_plan.profiler.timings import SecondsArray, Timings
 
 
 def slowest_of(ranks: Sequence[Timings]) -> Timings:
     """Return the iterations of a whole run from those of its ranks.
 
+    Every time is of the rank whose median is the largest, a tensor's of the rank on
+    which it is ready last.
+
     Args:
         ranks: by rank, of as many iterations and tensors each. The order of the tensors
             is rank 0's, so that all plan alike.
     """
-    forward = np.stack([each.forward_s for each in ranks])
-    backward = forward + np.stack([each.backward_s for each in ranks])
-    update = backward + np.stack([each.update_s for each in ranks])
-    ready = forward[:, :, None] + np.stack([each.ready_s for each in ranks])
-    forward_end, backward_end = forward.max(axis=0), backward.max(axis=0)
+    ready = np.stack([each.ready_s for each in ranks])
+    tensors = range(ready.shape[2])
+    columns = [_slowest([*ready[:, :, tensor]]) for tensor in tensors]
     return Timings(
-        forward_s=forward_end,
-        backward_s=backward_end - forward_end,
-        update_s=update.max(axis=0) - backward_end,
-        host_backward_s=np.stack([each.host_backward_s for each in ranks]).max(axis=0),
-        ready_s=np.fmax.reduce(ready) - forward_end[:, None],
+        forward_s=_slowest([each.forward_s for each in ranks]),
+        backward_s=_slowest([each.backward_s for each in ranks]),
+        update_s=_slowest([each.update_s for each in ranks]),
+        total_s=np.mean([each.total_s for each in ranks], axis=0),
+        host_backward_s=_slowest([each.host_backward_s for each in ranks]),
+        ready_s=np.stack(columns, axis=1) if columns else ready[0],
         orders=ranks[0].orders,
     )
+
+
+def _slowest(of_ranks: Sequence[SecondsArray]) -> SecondsArray:
+    """Return the times with the largest median; NaN is none."""
+    medians = [
+        float(np.nanmedian(each)) if not np.isnan(each).all() else -np.inf
+        for each in of_ranks
+    ]
+    return of_ranks[int(np.argmax(medians))]
 
 
 def order_of_ranks(ranks: Sequence[Timings]) -> dict[str, str]:

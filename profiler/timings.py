@@ -20,14 +20,13 @@ from torch import nn
 
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
-from comm_plan.transports.base import Transport
 
 SecondsArray = npt.NDArray[np.float64]
 PassProgress = Callable[[int, int], None]
 
-FORWARD, BACKWARD, UPDATE, DONE = range(4)
+FORWARD, BACKWARD, MEETING, UPDATE, DONE = range(5)
 """Moments at which a part of the iteration starts; those of the tensors follow."""
-FIRST_TENSOR = 4
+FIRST_TENSOR = 5
 
 
 class Measurable(Protocol):
@@ -66,6 +65,7 @@ class Timings:
         forward_s: [iterations].
         backward_s: [iterations], from the end of forward to the end of backward.
         update_s: [iterations], the optimizer's step and its ``zero_grad``.
+        total_s: [iterations], all of these, and what lay between.
         host_backward_s: [iterations], how long the host was busy with backward; on
             CUDA it has then only launched it.
         ready_s: [iterations, tensors], from the start of backward; NaN where a tensor
@@ -76,6 +76,7 @@ class Timings:
     forward_s: SecondsArray
     backward_s: SecondsArray
     update_s: SecondsArray
+    total_s: SecondsArray
     host_backward_s: SecondsArray
     ready_s: SecondsArray
     orders: tuple[tuple[int, ...], ...]
@@ -89,21 +90,27 @@ class Trial:
     Args:
         workload: what to run.
         device: where.
-        ranks: whose batches to take; they begin each iteration together.
+        rank: whose batches to take.
+        world_size: among how many.
+        meet: is called after each backward, and waits for the other ranks.
     """
 
     def __init__(
-        self, workload: Measurable, device: torch.device, ranks: Transport
+        self,
+        workload: Measurable,
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = workload.model.to(device).train()
         self._loss = workload.loss
         self._device = device
-        self._ranks = ranks
+        self._meet = meet
         self.parameters = trainable(self._model)
         self._optimizer = workload.optimizer(self._model.parameters())
         self._batches = itertools.chain.from_iterable(
-            workload.batches(ranks.rank, ranks.world_size, epoch, 0)
-            for epoch in itertools.count()
+            workload.batches(rank, world_size, epoch, 0) for epoch in itertools.count()
         )
 
     def run(
@@ -133,6 +140,10 @@ class Trial:
             np.array(rows[warmup:]), np.array(host_s[warmup:]), tuple(orders[warmup:])
         )
 
+    def iterate(self) -> None:
+        """Run one iteration, untimed."""
+        self._iterate(stopwatch(self._device, FIRST_TENSOR))
+
     def _hook(self, watch: Stopwatch, fired: list[int], hooks: ExitStack) -> None:
         for index, parameter in enumerate(self.parameters.values()):
 
@@ -146,13 +157,14 @@ class Trial:
     def _iterate(self, watch: Stopwatch) -> float:
         """Run one iteration and return the host's time in backward."""
         batch = next(self._batches)
-        self._ranks.barrier()
         watch.mark(FORWARD)
         loss = self._loss(self._model, batch)
         watch.mark(BACKWARD)
         begin_s = time.perf_counter()
         loss.backward()
         host_s = time.perf_counter() - begin_s
+        watch.mark(MEETING)
+        self._meet()
         watch.mark(UPDATE)
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -170,6 +182,7 @@ def _timings(
         forward_s=spans[:, FORWARD],
         backward_s=spans[:, BACKWARD],
         update_s=spans[:, UPDATE],
+        total_s=moments[:, DONE] - moments[:, FORWARD],
         host_backward_s=host_backward_s,
         ready_s=moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]],
         orders=orders,

@@ -68,6 +68,7 @@ def profile_rows(profile: Profile) -> list[Fact]:
         ("forward", _with_spread(profile.forward_s, profile.forward_spread)),
         ("backward", _with_spread(profile.backward_s, profile.backward_spread)),
         ("update", units.seconds(profile.update_s)),
+        ("waiting for each other", units.seconds(profile.waiting_s)),
         (
             "gradients",
             f"{len(profile.tensors)} tensors, {units.nbytes(profile.nbytes)}",

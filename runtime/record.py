@@ -94,7 +94,7 @@ class Recorder:
             steps: done in all, also before a resume.
         """
         plan, model = self._plan, self._engine.model
-        slowest = np.max(transport.gather_objects(self._iterations_s), axis=0)
+        of_ranks = np.mean(transport.gather_objects(self._iterations_s), axis=0)
         hosts = transport.gather_objects(socket.gethostname())
         return RunRecord(
             workload=workload,
@@ -108,8 +108,8 @@ class Recorder:
             seed=seed,
             steps=steps,
             skipped_steps=self._engine.skipped_steps,
-            iteration=_summary(slowest),
-            iterations_s=tuple(slowest),
+            iteration=_summary(of_ranks),
+            iterations_s=tuple(of_ranks),
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
             traffic=self._traffic(),
             evaluations=tuple(self.evaluations),

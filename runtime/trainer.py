@@ -101,7 +101,7 @@ def train(
     """Train ``workload`` by ``plan`` on all ranks of ``transport``.
 
     Returns:
-        The record of the run, with the iteration times of the slowest rank.
+        The record of the run.
 
     Raises:
         MismatchError: the plan does not fit the workload or the run.

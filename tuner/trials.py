@@ -39,7 +39,7 @@ class Block:
     """Iterations of one plan, one after the other.
 
     Attributes:
-        seconds: [iterations], the slowest rank's.
+        seconds: [iterations], the mean of the ranks, which wait for each other.
         losses: [iterations], the mean over the ranks.
         timing: medians of when each bucket travelled, waiting for others left out.
         overhead_s: what else the block took: making the engine, the warm-up.
@@ -101,7 +101,7 @@ class Trials:
                     reached.append(times)
                 done(len(rows))
         of_ranks = np.array(self._transport.gather_objects(rows))[:, warm_up:]
-        seconds = of_ranks[:, :, 1].max(axis=0)
+        seconds = of_ranks[:, :, 1].mean(axis=0)
         took_s = self._transport.broadcast_object(time.perf_counter() - started_s)
         return Block(
             seconds=seconds,

@@ -59,7 +59,7 @@ def _layer(
         count(sum(tensor.numel for tensor in tensors)),
         nbytes(size),
         Cell(units.percent(share), share),
-        seconds(profile.forward_s + tensors[-1].ready_s),
+        seconds(profile.backward_start_s + tensors[-1].ready_s),
     )
 
 

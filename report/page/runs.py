@@ -37,8 +37,7 @@ def runs(given: Given) -> Section | None:
 
 def _blocks(given: Given) -> Iterator[Block]:
     yield Table(
-        "iteration times without warm-up, of the slowest rank in each step; bytes per "
-        "rank",
+        "iteration times without warm-up, means of the ranks; bytes of one rank",
         HEADER,
         tuple(_row(run) for run in given.runs),
     )

@@ -19,7 +19,7 @@ def problem_of(gaps, numels, allreduce, allgather, select=(0.0, 0.0), **changes)
     profile = documents.profile(
         gaps, numels, compression=documents.compression(topk=select),
         layers=changes.pop("layers", None),
-    )  # fmt: skip
+    ).model_copy(update={"handoff_s": changes.pop("handoff_s", 0.0)})  # fmt: skip
     network = documents.network(
         4,
         allreduce=documents.fit((0, *allreduce)),
@@ -63,7 +63,9 @@ def problems(draw, most=5):
         st.lists(st.integers(1, 1_000_000), min_size=tensors, max_size=tensors)
     )
     select = draw(st.tuples(st.floats(0, 1e-3), st.floats(0, 1e-8)))
-    return problem_of(gaps, numels, draw(COSTS), draw(COSTS), select)
+    handoff_s = draw(st.sampled_from([0.0, 1e-3]))
+    costs = draw(COSTS), draw(COSTS)
+    return problem_of(gaps, numels, *costs, select, handoff_s=handoff_s)
 
 
 @settings(max_examples=2000)

@@ -36,7 +36,8 @@ def seconds(problem: Problem, options: Sequence[Option]) -> FloatArray:
         option, stop = codes[:, index], index + 1
         ends = option != NO_END
         spent = np.where(ends, spent + compress[option, begin, stop], spent)
-        start = np.maximum(finish, problem.compute.ready_s[index] + spent)
+        ready = problem.compute.ready_s[index] + problem.compute.handoff_s
+        start = np.maximum(finish, ready + spent)
         finish = np.where(ends, start + channel[option, begin, stop], finish)
         begin = np.where(ends, stop, begin)
     end = np.maximum(problem.compute.backward_end_s + spent, finish)

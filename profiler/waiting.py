@@ -1,0 +1,83 @@
+"""What an iteration costs because the ranks wait for each other.
+
+Ranks that have waited for a collective wake up one after the other, begin the next
+iteration so, with cold caches, and disturb each other on the cores that they share. An
+iteration of all of them takes longer than the computation of one and the collective
+together. So while it is profiled, every iteration ends its backward with an all-reduce
+on another thread, as in training, and what its whole length is more than its parts is
+stated apart.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from comm_plan.profiler.timings import Timings
+from comm_plan.transports.base import Transport
+
+NUMEL = 2**18
+"""Elements of that all-reduce at most: of a longer one caches would not get colder."""
+
+REPETITIONS = 30
+"""Of the all-reduce alone."""
+
+
+class Rendezvous:
+    """An all-reduce in which the ranks meet.
+
+    Args:
+        ranks: the ranks.
+        numel: elements of the model.
+    """
+
+    def __init__(self, ranks: Transport, numel: int) -> None:
+        self._ranks = ranks
+        self._buffer = torch.zeros(min(NUMEL, numel), device=ranks.device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
+
+    def meet(self) -> None:
+        """Wait for all ranks, on the host as the engine does: for another thread."""
+        if self._ranks.device.type == "cuda":
+            self._all_reduce()
+        else:
+            self._thread.submit(self._all_reduce).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def alone_s(self) -> float:
+        """Return the median seconds of meeting when nothing else is going on.
+
+        From when the last rank comes, on the slowest rank; a collective call.
+        """
+        own = [self._once_s() for _ in range(REPETITIONS)]
+        slowest = np.max(self._ranks.gather_objects(own), axis=0)
+        return float(np.median(slowest))
+
+    def _once_s(self) -> float:
+        self._ranks.barrier()
+        start_s = time.perf_counter()
+        self._all_reduce()
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
+        return time.perf_counter() - start_s
+
+    def _all_reduce(self) -> None:
+        self._ranks.all_reduce(self._buffer)
+
+
+def waiting_s(timings: Timings, meeting_s: float) -> float:
+    """Return what an iteration takes beyond its parts.
+
+    Args:
+        timings: of all ranks together, whose iterations had a meeting.
+        meeting_s: what meeting takes alone, handed over to a thread.
+    """
+    parts = (timings.forward_s, timings.backward_s, timings.update_s)
+    alone_s = sum(float(np.median(part)) for part in parts) + meeting_s
+    return max(0.0, float(np.median(timings.total_s)) - alone_s)
