@@ -128,4 +128,5 @@ ALLGATHER = Collective(
     sent_by_all=lambda world_size: world_size - 1,
     aggregation=aggregate,
     operation=AllGather,
+    carries_flags=True,
 )

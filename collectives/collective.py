@@ -39,6 +39,8 @@ class Collective:
             size.
         aggregation: how a bucket travels by it; None: no bucket does.
         operation: what ``benchmark-network`` measures.
+        carries_flags: whether tensors in front of a message reach all ranks, those of
+            each rank or the largest of them element by element.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Collective:
     sent_by_all: Callable[[int], float]
     aggregation: Aggregation | None
     operation: type[Operation]
+    carries_flags: bool = False
 
     def terms(self, world_size: int, algorithm: str | None = None) -> Terms:
         """Return the closed form of ``algorithm`` if it has one of that name.

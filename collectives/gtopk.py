@@ -76,17 +76,26 @@ def aggregate(transport: Transport, codec: Codec) -> int:
         raise TypeError(f"gTop-k needs counts and put_back of {type(codec).__name__}")
     codec.agree(lambda tensor: transport.all_reduce(tensor, "max"))
     message = codec.encode()
+    *flags, values, indices = message
     merge = merger(codec.counts, transport.device)
-    total = merge.prepare(message)
+    total = merge.prepare((values, indices))
     for pairs in rounds(transport.world_size):
         for receiver, sender in pairs:
             if transport.rank == sender:
-                transport.send(pack(total), receiver)
+                transport.send(pack((*flags, *total)), receiver)
             elif transport.rank == receiver:
-                total, dropped = merge(total, _received(transport, total, sender))
+                theirs, entries = _received(transport, flags, total, sender)
+                flags = [
+                    mine.maximum(other)
+                    for mine, other in zip(flags, theirs, strict=True)
+                ]
+                total, dropped = merge(total, entries)
                 for slot, (values, indices) in enumerate(dropped):
                     codec.put_back(slot, values, indices)
-    codec.decode([_broadcast(transport, total)])
+    buffer = pack((*flags, *total))
+    transport.broadcast(buffer)
+    flags, total = _split(buffer, flags)
+    codec.decode([(*flags, *total)])
     return message_nbytes(message)
 
 
@@ -103,25 +112,29 @@ def rounds(world_size: int) -> list[list[tuple[int, int]]]:
     return [surplus, *tree] if surplus else tree
 
 
-def _received(transport: Transport, like: Message, sender: int) -> Message:
+def _received(
+    transport: Transport, flags: list[torch.Tensor], total: Message, sender: int
+) -> tuple[list[torch.Tensor], Message]:
+    """Return the flags and the entries of ``sender``, as long as one's own."""
     import torch
 
-    buffer = like[0].new_empty(message_nbytes(like), dtype=torch.uint8)
+    nbytes = message_nbytes((*flags, *total))
+    buffer = total[0].new_empty(nbytes, dtype=torch.uint8)
     transport.receive(buffer, sender)
-    return _split(buffer)
+    return _split(buffer, flags)
 
 
-def _broadcast(transport: Transport, total: Message) -> Message:
-    buffer = pack(total)
-    transport.broadcast(buffer)
-    return _split(buffer)
-
-
-def _split(buffer: torch.Tensor) -> Message:
+def _split(
+    buffer: torch.Tensor, flags: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], Message]:
+    """Return the flags that ``buffer`` begins with, and its values and indices."""
     import torch
 
-    half = buffer.numel() // 2
-    return unpack(buffer, (torch.float32, torch.int32), (half, half))
+    heads = [flag.nbytes for flag in flags]
+    half = (buffer.numel() - sum(heads)) // 2
+    dtypes = [*(flag.dtype for flag in flags), torch.float32, torch.int32]
+    *begin, values, indices = unpack(buffer, dtypes, [*heads, half, half])
+    return begin, (values, indices)
 
 
 def tree(world_size: int) -> costs.Terms:
@@ -208,4 +221,5 @@ GTOPK = Collective(
     sent_by_all=lambda world_size: 2 * (world_size - 1),
     aggregation=aggregate,
     operation=GTopK,
+    carries_flags=True,
 )

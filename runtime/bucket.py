@@ -76,9 +76,9 @@ class BucketExchange:
         self.add(index, zero, zero)
 
     @property
-    def gathers(self) -> bool:
-        """Whether every rank gets every rank's message, side by side."""
-        return COLLECTIVES[self.planned.collective].gathers
+    def carries_flags(self) -> bool:
+        """Whether flags can be sent along."""
+        return COLLECTIVES[self.planned.collective].carries_flags
 
     def exchange(
         self, transport: Transport, flags: torch.Tensor | None = None
@@ -87,7 +87,7 @@ class BucketExchange:
 
         Args:
             transport: the ranks.
-            flags: int32 [n] to send along, if the bucket ``gathers``.
+            flags: int32 [n] to send along, if the bucket ``carries_flags``.
 
         Returns:
             The largest of each of the flags over the ranks, if there are any.

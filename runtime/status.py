@@ -1,12 +1,13 @@
 """What all ranks must know of each other at the end of a step, sent along for free.
 
 A collective of its own would be one more wait for everybody. So the flags ride with the
-last bucket where that gathers messages side by side: each rank finds those of all.
+last bucket, where its collective carries what stands in front of a message to all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -34,6 +35,10 @@ class Flagged:
     def variable_length(self) -> bool:
         """As of the codec."""
         return self._codec.variable_length
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else a collective wants of the codec."""
+        return getattr(self._codec, name)
 
     def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
         """Agree as the codec does."""

@@ -145,7 +145,7 @@ class Step:
         number = len(self._launched)
         self.moments.ready[number] = self.moments.now()
         is_last = number + 1 == len(self._setup.buckets)
-        flags = self._flags() if is_last and bucket.gathers else None
+        flags = self._flags() if is_last and bucket.carries_flags else None
         exchange = partial(self._exchange, bucket, number, flags)
         self._launched.append(self._setup.thread.submit(exchange))
 
@@ -235,7 +235,7 @@ class Step:
 
     def _exchange_flags(self) -> None:
         """Share the flags behind the last bucket, unless that takes them along."""
-        if self._setup.buckets[-1].gathers:
+        if self._setup.buckets[-1].carries_flags:
             return
         flags = self._flags()
         if flags is not None:

@@ -14,6 +14,7 @@ from comm_plan.profiler import measure
 from comm_plan.profiler.measure import bound_by, in_ready_order
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import Timings
+from comm_plan.profiler.waiting import waiting_s
 from comm_plan.tests.support.harness import run_ranks
 
 
@@ -133,6 +134,7 @@ def timings(orders, ready_s, backward_s=1.0, host_s=1.0, forward_s=1.0):
         forward_s=np.broadcast_to(np.array(forward_s), rows),
         backward_s=np.full(rows, backward_s),
         update_s=np.ones(rows),
+        total_s=np.full(rows, 3.0),
         host_backward_s=np.full(rows, host_s),
         ready_s=np.array(ready_s),
         orders=tuple(orders),
@@ -194,12 +196,12 @@ def test_ranks_with_different_models_are_refused():
         run_ranks(2, measure_on, [chain(2), chain(3)])
 
 
-def test_every_moment_is_that_of_the_rank_that_is_last_in_the_iteration():
+def test_every_time_is_that_of_the_slowest_rank():
     first = timings([(0, 1), (0, 1)], [[1.0, 2.0], [1.0, 2.0]], forward_s=[1.0, 5.0])
-    second = timings([(1, 0), (1, 0)], [[4.0, 3.0], [0.5, 0.5]], forward_s=[2.0, 1.0])
+    second = timings([(1, 0), (1, 0)], [[4.0, 0.5], [3.0, 0.5]], forward_s=[2.0, 1.0])
     both = slowest_of([first, second])
-    assert both.forward_s.tolist() == [2.0, 5.0]
-    assert both.ready_s.tolist() == [[4.0, 3.0], [1.0, 2.0]]
+    assert both.forward_s.tolist() == [1.0, 5.0]
+    assert both.ready_s.tolist() == [[4.0, 2.0], [3.0, 2.0]]
     assert both.orders == first.orders
     assert order_of_ranks([first, second]) == {
         "order_of_ranks": "rank 0's; it differs on ranks 1"
@@ -210,3 +212,9 @@ def test_a_tensor_that_one_rank_does_not_use_is_ready_when_others_have_it():
     first = timings([(0,)], [[1.0]])
     second = timings([()], [[math.nan]])
     assert slowest_of([first, second]).ready_s.tolist() == [[1.0]]
+
+
+def test_what_iterations_take_beyond_their_parts_is_waiting():
+    each = timings([(0,), (0,)], [[1.0], [1.0]], backward_s=0.5)
+    assert waiting_s(each, meeting_s=0.25) == pytest.approx(3.0 - 2.5 - 0.25)
+    assert waiting_s(each, meeting_s=9.0) == 0.0
