@@ -20,11 +20,13 @@ class Solver:
         module: its name.
         is_baseline: dense and cheap: every plan is compared with it.
         chooses_compression: it decides itself how a bucket is compressed.
+        method: the one of ``METHODS`` that it then uses; None: what is allowed.
     """
 
     module: str
     is_baseline: bool = False
     chooses_compression: bool = False
+    method: str | None = None
 
     def __call__(self, problem: Problem) -> Solution:
         """Return the module's solution of ``problem``."""
@@ -39,8 +41,8 @@ SOLVERS = {
     "threshold": Solver("threshold", is_baseline=True),
     "wfbp": Solver("wfbp", is_baseline=True),
     "single": Solver("single", is_baseline=True),
-    "lags": Solver("lags", chooses_compression=True),
-    "slgs": Solver("slgs", chooses_compression=True),
+    "lags": Solver("lags", chooses_compression=True, method="topk"),
+    "slgs": Solver("slgs", chooses_compression=True, method="model-topk"),
     "auto": Solver("auto", chooses_compression=True),
 }
 """Every solver by its name on the command line."""

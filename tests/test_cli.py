@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from comm_plan.plans import Network, Plan, Profile, RunRecord, fingerprint
+from comm_plan.plans import (
+    EmulatedLink,
+    Network,
+    Plan,
+    Profile,
+    RunRecord,
+    Tuning,
+    fingerprint,
+)
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
 
@@ -221,6 +229,62 @@ def test_the_loop_from_profile_to_run_record(here, command):
     for name in ("again.json", "net.json", "plan.json", "run.json"):
         shown = command("show", name)
         assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.slow
+def test_plans_are_tuned_and_compared_behind_an_emulated_link(here, command):
+    link = ["--emulate-link", "1gbit:1ms", "--local-ranks", 2]
+
+    def step(*arguments):
+        run = process(*arguments, *link)
+        assert run.returncode == 0, run.stderr
+        return run
+
+    step("profile", REPLAYED, "-o", "again.json", "--compressors", "topk")
+    step(
+        "benchmark-network", "-o", "net.json", "--max-bytes", 4096, "--budget", 1,
+        "--collectives", "allreduce,allgather",
+    )  # fmt: skip
+    inputs = ("again.json", "net.json")
+    documents = ("--profile", inputs[0], "--network", inputs[1])
+    tuned = step("tune", REPLAYED, "-o", "tuning", "--budget", 60, *documents)
+    tuning = Tuning.load(here / "tuning" / "tuning.json")
+    assert tuning.complete
+    assert tuning.advice.split()[0] in " ".join(tuned.stderr.split())
+    for solver in ("wfbp", "single"):
+        run = command("solve", *inputs, "-o", f"plan-{solver}.json", "--solver", solver)
+        assert run.returncode == 0, run.stderr
+    step(
+        "compare", REPLAYED, "plan-wfbp.json", "plan-single.json", "-o", "runs",
+        "--steps", 8,
+    )  # fmt: skip
+    step(
+        "train", REPLAYED, "--plan", "plan-single.json", "--steps", 25,
+        "-o", "runs/run-adapted.json", "--adapt", *inputs,
+    )  # fmt: skip
+    records = [RunRecord.load(path) for path in sorted((here / "runs").glob("*.json"))]
+    assert [record.solver for record in records] == ["single", "single", "wfbp"]
+    network = Network.load(here / "net.json")
+    for document in (network, tuning, *records):
+        assert document.emulated_link == EmulatedLink.parse("1gbit:1ms")
+    page = command("report", "tuning", "-o", "report.html")
+    assert page.returncode == 0, page.stderr
+
+
+def test_a_link_that_cannot_be_read_is_refused(here, command):
+    words = ("train", REPLAYED, "--plan", "plan.json", "--emulate-link", "fast")
+    assert "give a rate in kbit, mbit or gbit" in command.refused(*words)
+
+
+def test_costs_that_the_plan_was_not_solved_from_cannot_be_adapted(here, command):
+    made = command("solve", "profile.json", "network.json", "--world-size", 1)
+    assert made.returncode == 0, made.stderr
+    (here / "other.json").write_text(json.dumps(profile(batch_size=7)))
+    refusal = command.refused(
+        "train", REPLAYED, "--plan", "plan.json", "--steps", 2,
+        "--adapt", "other.json", "network.json",
+    )  # fmt: skip
+    assert "the plan was solved from another profile" in refusal
 
 
 @pytest.mark.parametrize("suffix", ["png", "html", "json"])

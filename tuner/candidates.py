@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from comm_plan import units
@@ -122,12 +122,15 @@ def _problems(
 ) -> Iterator[tuple[str, Problem]]:
     """Yield a plan's name and what to solve for it, the baseline first."""
     problem = make_problem(profile, network, settings)
-    lossless = _allows_only_lossless(settings)
+    allowed = tuple(METHODS) if settings.allow is None else settings.allow
     first = (BASELINE, MERGED)
     for name in (*first, *(name for name in SOLVERS if name not in first)):
-        if not (lossless and SOLVERS[name].chooses_compression and name != "auto"):
+        needs = SOLVERS[name].method
+        if needs is None or needs in allowed:
             yield name, problem
-    for name in METHODS if settings.allow is None else settings.allow:
+        else:
+            missing[name] = f"{needs} is not allowed"
+    for name in allowed:
         spec, _ = method(name)
         if spec.kind == "dense":
             continue
@@ -138,8 +141,3 @@ def _problems(
             )
         except InputError as error:
             missing[f"{MERGED}, {name}"] = str(error)
-
-
-def _allows_only_lossless(settings: Settings) -> bool:
-    allow: Sequence[str] = tuple(METHODS) if settings.allow is None else settings.allow
-    return all(method(name)[0].lossless for name in allow)

@@ -51,6 +51,8 @@ class Halving:
         measure: Measure,
         left_s: Callable[[], float],
     ) -> None:
+        self._expected_s = expected_s
+        self._ratios: dict[str, float] = {}
         self._iteration_s = dict(expected_s)
         self._overhead_s = {
             name: START_S + WARM_UP * seconds for name, seconds in expected_s.items()
@@ -91,10 +93,13 @@ class Halving:
         seconds: dict[str, list[SecondsArray]] = {name: [] for name in running}
         for name in (*running, *reversed(running)):
             needed_s = self._overhead_s[name] + half * self._iteration_s[name]
-            if self._left_s() < needed_s:
+            if self._left_s() < self._caution(name) * needed_s:
                 break
             block = self._measure(name, half)
             seconds[name].append(block.seconds)
+            self._ratios[name] = (
+                float(np.median(block.seconds)) / self._expected_s[name]
+            )
             self._overhead_s[name] = block.overhead_s
             self._iteration_s[name] = float(np.median(np.concatenate(seconds[name])))
         return {
@@ -102,6 +107,16 @@ class Halving:
             for name, blocks in seconds.items()
             if blocks
         }
+
+    def _caution(self, name: str) -> float:
+        """Return by how much a plan may take longer than it is thought to.
+
+        One that has run takes what it took. Another may be mispredicted as badly as
+        the worst of those.
+        """
+        if name in self._ratios:
+            return 1.0
+        return max([1.0, *self._ratios.values()])
 
     def _faster_half(self, running: Sequence[str]) -> list[str]:
         others = [name for name in running if name != self._baseline]

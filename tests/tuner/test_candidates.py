@@ -1,0 +1,91 @@
+"""What is tried could be best; what is not has a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_plan.errors import InputError
+from comm_plan.planner import SOLVERS, Settings
+from comm_plan.tests.support import documents
+from comm_plan.tuner.candidates import BASELINE, MERGED, MODEL_ERROR, candidates
+
+COSTS = {"fp16": (1e-5, 1e-10), "topk": (1e-5, 1e-9), "terngrad": (1e-5, 4e-8)}
+
+
+def model():
+    return documents.profile(
+        [2e-3] * 8,
+        [50_000, 1_000_000] * 4,
+        forward_s=5e-3,
+        compression=documents.compression(**COSTS),
+    )
+
+
+def network(beta):
+    return documents.network(
+        4,
+        allreduce=documents.fit((0, 1e-4, 1.5 * beta)),
+        allgather=documents.fit((0, 1e-4, 0.75 * beta)),
+    )
+
+
+def listed(beta=1e-8, most=10, **settings):
+    return candidates(model(), network(beta), Settings(**settings), most)
+
+
+def names(found):
+    return [candidate.name for candidate in found.tried]
+
+
+@pytest.mark.parametrize("beta", [1e-12, 1e-9, 1e-8, 1e-7])
+def test_the_baseline_is_first_and_merging_tried_if_it_differs(beta):
+    found = listed(beta)
+    assert names(found)[0] == BASELINE
+    same = f"the same plan as {BASELINE}"
+    assert MERGED in names(found) or found.not_tried[MERGED] == same
+
+
+def test_no_plan_is_missing_without_a_reason():
+    found = listed()
+    assert set(SOLVERS) <= {*names(found), *found.not_tried}
+    assert all(found.not_tried.values())
+
+
+def test_what_cannot_be_best_is_not_tried():
+    found = listed(beta=1e-7)
+    best_s = min(candidate.predicted_s for candidate in found.tried)
+    limit_s = best_s * (1 + MODEL_ERROR) / (1 - MODEL_ERROR)
+    for candidate in found.tried[2:]:
+        assert candidate.predicted_s <= limit_s
+    assert "predicted" in found.not_tried["wfbp"]
+
+
+def test_equal_plans_are_tried_once():
+    found = listed(beta=1e-12)
+    plans = [repr(candidate.plan.buckets) for candidate in found.tried]
+    assert len(set(plans)) == len(plans)
+    assert any("same plan as" in reason for reason in found.not_tried.values())
+
+
+def test_no_more_than_asked_for_are_tried():
+    assert len(listed(most=3).tried) == 3
+
+
+def test_lossless_means_dense_plans_only():
+    assert all(c.plan.is_dense for c in listed(beta=1e-7, allow=("dense",)).tried)
+
+
+def test_methods_that_are_not_allowed_are_not_used():
+    found = listed(beta=1e-7, allow=("dense", "fp16"))
+    kinds = {
+        bucket.compressor.kind
+        for candidate in found.tried
+        for bucket in candidate.plan.buckets
+    }
+    assert found.not_tried["lags"] == "topk is not allowed"
+    assert kinds == {"dense", "fp16"}
+
+
+def test_a_forced_compressor_is_refused():
+    with pytest.raises(InputError, match="a tuner chooses"):
+        listed(compressor="topk")

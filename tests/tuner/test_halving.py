@@ -1,0 +1,96 @@
+"""The fastest plan survives, whatever was predicted, and time is kept to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.tuner.halving import FEWEST, ROUNDS, Halving
+from comm_plan.tuner.trials import WARM_UP, Block
+
+BASE = "base"
+
+
+class Machine:
+    """Plans that take a fixed time, and a clock that they move."""
+
+    def __init__(self, seconds, budget_s=1e9):
+        self.seconds = seconds
+        self.left = budget_s
+        self.order = []
+
+    def measure(self, name, iterations):
+        self.order.append(name)
+        overhead_s = WARM_UP * self.seconds[name]
+        self.left -= overhead_s + iterations * self.seconds[name]
+        return Block(
+            seconds=np.full(iterations, self.seconds[name]),
+            losses=np.zeros(iterations),
+            timing=None,
+            overhead_s=overhead_s,
+        )
+
+    def run(self, predicted=None):
+        halving = Halving(
+            predicted or dict.fromkeys(self.seconds, 1.0),
+            BASE,
+            self.measure,
+            lambda: self.left,
+        )
+        return list(halving.rounds()), halving.complete
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8, unique=True))
+def test_the_fastest_is_in_the_last_round_with_the_baseline(times):
+    seconds = {BASE: 5.0} | {f"p{i}": t for i, t in enumerate(times)}
+    rounds, complete = Machine(seconds).run()
+    assert complete
+    assert set(rounds[0]) == set(seconds)
+    best = min((n for n in seconds if n != BASE), key=lambda n: seconds[n])
+    for each in rounds:
+        assert {BASE, best} <= set(each)
+    for name, result in rounds[-1].items():
+        assert result.median_s == seconds[name]
+        assert result.iterations == ROUNDS[-1]
+
+
+def test_plans_take_turns_in_both_orders():
+    machine = Machine({BASE: 1.0, "a": 1.0, "b": 2.0})
+    machine.run()
+    assert machine.order[:6] == [BASE, "a", "b", "b", "a", BASE]
+
+
+@given(
+    st.floats(1.0, 300.0),
+    st.lists(st.floats(0.1, 10.0), min_size=2, max_size=5),
+)
+def test_no_block_begins_that_would_not_end_in_time(budget_s, times):
+    seconds = {BASE: times[0]} | {f"p{i}": t for i, t in enumerate(times[1:])}
+    machine = Machine(seconds, budget_s)
+    machine.run(predicted=seconds)
+    assert machine.left >= -1e-9
+
+
+def test_what_takes_longer_than_predicted_delays_one_block_only():
+    machine = Machine({BASE: 10.0, "a": 10.0}, budget_s=60.0)
+    rounds, complete = machine.run(predicted={BASE: 0.1, "a": 0.1})
+    assert not complete
+    assert machine.order == [BASE]
+    assert rounds[0][BASE].median_s == 10.0
+
+
+def test_nothing_is_begun_where_a_round_would_say_nothing():
+    machine = Machine({BASE: 1.0, "a": 1.0}, budget_s=2.0 * FEWEST)
+    assert machine.run() == ([], False)
+    assert machine.order == []
+
+
+def test_a_short_budget_shortens_the_last_round():
+    machine = Machine({BASE: 1.0, "a": 1.0}, budget_s=100.0)
+    rounds, complete = machine.run()
+    assert not complete
+    assert rounds[0][BASE].iterations == ROUNDS[0]
+    assert 0 < rounds[-1][BASE].iterations < ROUNDS[-1]
+    assert machine.left == pytest.approx(0.0, abs=4.0)

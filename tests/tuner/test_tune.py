@@ -1,0 +1,167 @@
+"""Tuning finds a plan, keeps to its budget, and leaves no trace."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from comm_plan.errors import InputError
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.plans import Network, Plan, Profile, Tuning
+from comm_plan.profiler import measure
+from comm_plan.tests.runtime.trainings import net, plan_for, workload
+from comm_plan.tests.support import documents
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+from comm_plan.tuner.trials import Trials
+from comm_plan.tuner.tune import Options, file_of, tune
+
+
+def network(world_size=2):
+    return documents.network(
+        world_size,
+        allreduce=documents.fit((0, 1e-3, 1e-8)),
+        allgather=documents.fit((0, 1e-3, 5e-9)),
+    )
+
+
+def profiled(training):
+    measured = measure(training, iterations=20)
+    costs = documents.compression(topk=(1e-6, 1e-9), fp16=(1e-6, 1e-9))
+    return measured.model_copy(update={"compression": costs})
+
+
+def fingerprint(model):
+    """Return everything that a trial could leave behind, as numbers."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return (
+        [tensor.detach().clone() for tensor in tensors],
+        [parameter.grad for parameter in model.parameters()],
+        random.random(),
+        np.random.rand(),
+        torch.rand(1).item(),
+    )
+
+
+def state_of(model):
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return fingerprint(model)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_leaves_no_trace(fails):
+    model = net(nn.BatchNorm1d(16), nn.Dropout(0.5))
+    training = workload(model, 1)
+    if fails:
+        batches = training.batches
+
+        def broken(*arguments):
+            yield from itertools.islice(batches(*arguments), 3)
+            raise RuntimeError("no more data")
+
+        training = workload(model, 1, batches=broken)
+    trials = Trials(training, LocalTransport())
+    before = state_of(model)
+    state_of(model)  # the random numbers are where they were before
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    if fails:
+        with pytest.raises(RuntimeError, match="no more data"):
+            trials.run(plan_for(model, 1), 5)
+    else:
+        trials.run(plan_for(model, 1), 5)
+    after = fingerprint(model)
+    for was, now in zip(before[0], after[0], strict=True):
+        assert torch.equal(was, now)
+    assert before[1:] == after[1:]
+
+
+def test_a_trial_trains_and_says_when_buckets_travelled():
+    model = net()
+    block = Trials(workload(model, 1), LocalTransport()).run(plan_for(model, 1), 12)
+    assert block.seconds.shape == block.losses.shape == (12,)
+    assert block.losses[-3:].mean() < block.losses[:3].mean()
+    assert len(block.timing.buckets) == len(plan_for(model, 1).buckets)
+
+
+def tuned(tmp_path, **changes):
+    profile = profiled(workload(net(), 2))
+    saved = []
+
+    def rank(transport):
+        def save(best):
+            saved.append(best.tuning)
+            best.save(tmp_path)
+
+        parts = {"profile": profile, "network": network(), "budget_s": 60.0}
+        options = Options(**(parts | changes))
+        return tune(workload(net(), 2), transport, options, save).tuning
+
+    first, second = run_ranks(2, rank)
+    assert first.winner == second.winner
+    return first, saved
+
+
+def test_the_folder_holds_the_plans_and_the_evidence(tmp_path):
+    tuning, saved = tuned(tmp_path)
+    assert Tuning.load(tmp_path / "tuning.json") == saved[-1]
+    assert tuning.complete
+    assert tuning.took_s <= tuning.budget_s
+    assert [t.name for t in tuning.trials][:2] == ["threshold", "optimal"] or (
+        "optimal" in tuning.not_tried
+    )
+    for trial in tuning.trials:
+        assert Plan.load(tmp_path / trial.plan).sha256
+        assert trial.measured_s > 0
+    winner = Plan.load(tmp_path / file_of(tuning.winner))
+    assert Plan.load(tmp_path / "plan.json") == winner
+    next_profile = Profile.load(tmp_path / "next-profile.json")
+    next_network = Network.load(tmp_path / "next-network.json")
+    solve(make_problem(next_profile, next_network, Settings()), "optimal")
+
+
+def test_the_best_so_far_is_kept_after_every_round(tmp_path):
+    _, saved = tuned(tmp_path)
+    assert [best.complete for best in saved[:-1]] == [False] * (len(saved) - 1)
+    assert saved[-1].complete
+
+
+def test_lossy_plans_can_be_judged_by_loss(tmp_path):
+    tuning, _ = tuned(
+        tmp_path,
+        objective="loss",
+        seeds=2,
+        budget_s=12.0,
+        network=documents.network(
+            2,
+            allreduce=documents.fit((0, 1e-3, 1e-5)),
+            allgather=documents.fit((0, 1e-3, 5e-6)),
+        ),
+    )
+    judged = [trial for trial in tuning.trials if trial.curves]
+    assert len(judged) >= 2
+    assert any(trial.lossless for trial in judged)
+    for trial in judged:
+        assert [run.seed for run in trial.curves] == [0, 1]
+    assert tuning.took_s <= 1.2 * tuning.budget_s
+
+
+def test_a_budget_that_profiling_alone_exceeds_is_refused(tmp_path):
+    def slow(model, batch):
+        import time
+
+        time.sleep(0.05)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def rank(transport):
+        training = workload(net(), 1, loss=slow)
+        return tune(training, transport, Options(budget_s=1.0))
+
+    with pytest.raises(InputError, match="--budget 1"):
+        rank(LocalTransport())
