@@ -21,9 +21,11 @@ SOLVERS = ("threshold", "optimal", "lags", "auto")
 TARGET = 0.97
 """Accuracy that the time to is shown of."""
 
+COLLECTIVES = "allreduce,allgather,gtopk"
 NETWORK_SECONDS = 20
-TUNING_SECONDS = 90
-LARGEST_NBYTES = 4 * 1024 * 1024
+TUNING_SECONDS = 100
+TUNING_SEEDS = 2
+LARGEST_NBYTES = 1024 * 1024
 
 
 def run(folder: Path, ranks: int) -> int:
@@ -58,6 +60,7 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
     local = ["--local-ranks", str(ranks)]
     behind = [*local, "--emulate-link", LINK]
     size = ["--max-bytes", str(LARGEST_NBYTES), "--budget", str(NETWORK_SECONDS)]
+    size += ["--collectives", COLLECTIVES]
     yield (
         "1. When is each gradient ready, and what do compressors cost?",
         ["profile", "digits", "-o", profile, *behind],
@@ -76,7 +79,7 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
         [
             "tune", "digits", "-o", str(tuning), "--objective", "loss",
             "--profile", profile, "--network", network,
-            "--budget", str(TUNING_SECONDS), *behind,
+            "--budget", str(TUNING_SECONDS), "--seeds", str(TUNING_SEEDS), *behind,
         ],
     )  # fmt: skip
     tuned = folder / "plan-tuned.json"

@@ -10,6 +10,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Problem, Settings, make_problem, solve
 from comm_plan.plans import Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
+from comm_plan.plans.tuning import Objective
 
 BASELINE = "threshold"
 """What people run without planning: the bucket sizes of PyTorch DDP."""
@@ -37,6 +38,11 @@ class Candidate:
         assert self.plan.predicted is not None
         return self.plan.predicted.iteration_s
 
+    @property
+    def ratio(self) -> float:
+        """How much the bucket that is compressed most leaves out; 1: nothing."""
+        return max(bucket.compressor.ratio for bucket in self.plan.buckets)
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -47,20 +53,26 @@ class Candidates:
 
 
 def candidates(
-    profile: Profile, network: Network, settings: Settings, most: int = MOST
+    profile: Profile,
+    network: Network,
+    settings: Settings,
+    objective: Objective = "time",
+    most: int = MOST,
 ) -> Candidates:
-    """Return the plans that could be the fastest, the predicted order kept.
+    """Return the plans that could be best, the predicted order kept.
 
     Every solver makes one, and every method that ``settings.allow`` names (None: all)
-    one with the buckets of ``optimal``. The baseline and ``optimal`` are always tried;
-    any other plan only if, were it as much faster than predicted and the best one as
-    much slower as :data:`MODEL_ERROR`, it would be the best. Of equal plans the first
-    in the order of solvers and methods is tried, dense ones first.
+    one with the buckets of ``optimal``. The baseline and ``optimal`` are always tried.
+    Of equal plans the first in the order of solvers and methods is tried, dense ones
+    first. Any other plan is tried only if, were it as much faster than predicted and
+    others as much slower as :data:`MODEL_ERROR`, it would be the fastest; where the
+    loss decides, the fastest of those that leave out no more than it does.
 
     Args:
         profile: of the model, with costs of compressors.
         network: of the cluster.
         settings: what is allowed; a forced compressor is not.
+        objective: what the best plan is best at.
         most: how many to try at most.
 
     Raises:
@@ -72,17 +84,21 @@ def candidates(
             "out, or allow it only"
         )
     listed, not_tried = _all(profile, network, settings)
-    best_s = min(candidate.predicted_s for candidate in listed)
-    limit_s = best_s * (1 + MODEL_ERROR) / (1 - MODEL_ERROR)
     always = [c for c in listed if c.name in (BASELINE, MERGED)]
     rest = sorted(
         (c for c in listed if c not in always), key=lambda c: c.predicted_s
     )  # stable: dense ones stay first among equals
     chosen = list(always)
     for candidate in rest:
-        if candidate.predicted_s > limit_s:
+        rivals = [
+            other
+            for other in listed
+            if objective == "time" or other.ratio <= candidate.ratio
+        ]
+        best_s = min(other.predicted_s for other in rivals)
+        if candidate.predicted_s > best_s * (1 + MODEL_ERROR) / (1 - MODEL_ERROR):
             not_tried[candidate.name] = (
-                f"predicted {units.seconds(candidate.predicted_s)}, the best plan "
+                f"predicted {units.seconds(candidate.predicted_s)}, another plan "
                 f"{units.seconds(best_s)}"
             )
         elif len(chosen) >= most:

@@ -27,15 +27,21 @@ from comm_plan.plans.tuning import Objective
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates, candidates
-from comm_plan.tuner.halving import Halving
+from comm_plan.tuner.halving import ROUNDS, Halving
 from comm_plan.tuner.measuring import Progress, profiled, swept
 from comm_plan.tuner.trials import WARM_UP, Block, Trials
 from comm_plan.workloads.base import Workload
 
 BUDGET_S = 300.0
 
-JUDGED = 2
-"""Lossy plans that are judged by loss: the fastest ones."""
+JUDGED = 3
+"""Lossy plans that are judged by loss at most: the fastest, and gentler ones."""
+
+WORTH_JUDGING = 0.9
+"""A lossy plan must take less of the dense plan's time to be judged by loss."""
+
+ROUNDS_BY_LOSS = ROUNDS[:2]
+"""Where the loss decides, less time goes into telling how fast the plans are."""
 
 FEWEST_STEPS = 20
 """A training of fewer iterations says nothing of the loss."""
@@ -150,7 +156,9 @@ def tune(
         transport, profile.nbytes, options.budget_s, options.progress
     )
     listed: Candidates = transport.broadcast_object(
-        candidates(profile, network, options.settings) if transport.rank == 0 else None
+        candidates(profile, network, options.settings, options.objective)
+        if transport.rank == 0
+        else None
     )
     session = _Session(
         workload, transport, options, profile, network, listed, started_s
@@ -197,7 +205,8 @@ class _Session:
     def by_time(self) -> Iterator[None]:
         """Yield after each round of trials."""
         halving = Halving(self._expected_s, self._baseline, self._measure, self._left_s)
-        for results in halving.rounds():
+        by_time = self._options.objective == "time"
+        for results in halving.rounds(ROUNDS if by_time else ROUNDS_BY_LOSS):
             for name, result in results.items():
                 self._rounds[name].append(result)
             yield
@@ -206,9 +215,9 @@ class _Session:
     def by_loss(self) -> None:
         """Train the fastest lossy plans beside the fastest dense one."""
         trials = [trial for trial in self._tried() if trial.measured_s is not None]
-        by_time = sorted(trials, key=lambda trial: trial.measured_s or 0.0)
-        control = next(trial for trial in by_time if trial.lossless)
-        lossy = [trial for trial in by_time if not trial.lossless][:JUDGED]
+        trials.sort(key=lambda trial: trial.measured_s or 0.0)
+        control = next(trial for trial in trials if trial.lossless)
+        lossy = self._worth_judging(trials, control)
         judged = [control, *lossy] if lossy else []
         steps = self._steps_by_loss(judged)
         for seed in range(self._options.seed, self._options.seed + self._options.seeds):
@@ -225,6 +234,23 @@ class _Session:
         if lossy and not runs:
             text = f"--budget is too short to judge lossy plans by loss; {text}"
         self._verdict = (winner.name, text)
+
+    def _worth_judging(self, trials: Sequence[Trial], control: Trial) -> list[Trial]:
+        """Return the fastest lossy plan and gentler ones, each faster than the next.
+
+        Args:
+            trials: the fastest first.
+            control: the fastest dense one of them.
+        """
+        ratio = {c.name: c.ratio for c in self._listed.tried}
+        limit_s = WORTH_JUDGING * (control.measured_s or 0.0)
+        front: list[Trial] = []
+        for trial in trials:
+            gentler = not front or ratio[trial.name] < ratio[front[-1].name]
+            if not trial.lossless and gentler and (trial.measured_s or 0.0) < limit_s:
+                front.append(trial)
+        places = np.linspace(0, len(front) - 1, min(JUDGED, len(front)))
+        return [front[round(place)] for place in places.tolist()]
 
     def result(self, complete: bool) -> Tuned:
         """Return what is known so far."""

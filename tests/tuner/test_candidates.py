@@ -29,8 +29,9 @@ def network(beta):
     )
 
 
-def listed(beta=1e-8, most=10, **settings):
-    return candidates(model(), network(beta), Settings(**settings), most)
+def listed(beta=1e-8, most=10, objective="time", **settings):
+    settings = Settings(**settings)
+    return candidates(model(), network(beta), settings, objective, most)
 
 
 def names(found):
@@ -58,6 +59,14 @@ def test_what_cannot_be_best_is_not_tried():
     for candidate in found.tried[2:]:
         assert candidate.predicted_s <= limit_s
     assert "predicted" in found.not_tried["wfbp"]
+
+
+def test_where_the_loss_decides_gentler_plans_are_tried_too():
+    fast = names(listed(beta=1e-7))
+    gentle = names(listed(beta=1e-7, objective="loss"))
+    assert set(fast) <= set(gentle)
+    assert f"{MERGED}, fp16" in gentle
+    assert f"{MERGED}, fp16" not in fast
 
 
 def test_equal_plans_are_tried_once():
