@@ -160,7 +160,12 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
     device: DeviceOption = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Timed; at least 20.")] = 30,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Timed; at least 20. [default: 30, more if they are short]"
+        ),
+    ] = None,
     compressors: Annotated[
         str, typer.Option(help="Cost them on the device: all, none, or names.")
     ] = "all",

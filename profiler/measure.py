@@ -52,6 +52,12 @@ from comm_plan.transports.local import LocalTransport
 MIN_ITERATIONS = 20
 """Fewer give no stable medians."""
 
+ITERATIONS = (30, 200)
+"""Unless told otherwise: fewest, and most where they are short."""
+
+LONG_ENOUGH_S = 5.0
+"""Short iterations vary most, and many of them take no longer than this."""
+
 MAX_DUMMY_NUMEL = 25 * 2**20 // 4
 """The dummy all-reduce is as large as the model, up to a bucket of PyTorch's DDP."""
 
@@ -66,7 +72,7 @@ def measure(
     workload: Measurable,
     *,
     device: str = "cpu",
-    iterations: int = 30,
+    iterations: int | None = None,
     warmup: int = 5,
     transport: Transport | None = None,
     under_communication: bool = False,
@@ -77,7 +83,8 @@ def measure(
     Args:
         workload: what to measure; its model is moved to ``device``.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
-        iterations: how many to measure, 20 or more.
+        iterations: how many to measure, 20 or more; None: 30, and of short ones as
+            many more as :data:`LONG_ENOUGH_S` has room for, 200 at most.
         warmup: how many to run before.
         transport: on several ranks: every rank calls this, and all get one profile.
         under_communication: on several ranks: measure a second time, beside a dummy
@@ -89,7 +96,7 @@ def measure(
             parameters or with a dtype that cannot be sent.
         MismatchError: the ranks have different models.
     """
-    if iterations < MIN_ITERATIONS:
+    if iterations is not None and iterations < MIN_ITERATIONS:
         raise InputError(
             f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
         )
@@ -100,7 +107,11 @@ def measure(
     numel = sum(p.numel() for p in trainable(workload.model).values())
     with closing(Rendezvous(ranks, numel)) as rendezvous:
         trial = Trial(workload, target, ranks.rank, ranks.world_size, rendezvous.meet)
-        of_ranks = ranks.gather_objects(trial.run(iterations, warmup, progress))
+        first = trial.run(iterations or ITERATIONS[0], warmup, progress)
+        of_ranks = ranks.gather_objects(first)
+        more = 0 if iterations else _how_many(of_ranks)
+        if more:
+            of_ranks = ranks.gather_objects(trial.run(more, 0, progress))
         lag_s = 0.0
         if target.type == "cpu":
             own_s = handoff_s(trial.parameters, trial.iterate, HANDOFF_ITERATIONS)
@@ -111,11 +122,18 @@ def measure(
         if ranks.world_size == 1 or not under_communication:
             return profile
         with background_all_reduce(ranks, min(MAX_DUMMY_NUMEL, numel)):
-            own = trial.run(iterations, warmup, progress)
+            own = trial.run(iterations or ITERATIONS[0], warmup, progress)
         beside = slowest_of(ranks.gather_objects(own))
         return profile.model_copy(
             update={"under_communication": _under(profile, beside, ranks.world_size)}
         )
+
+
+def _how_many(of_ranks: Sequence[Timings]) -> int:
+    """Return how many iterations to measure instead, 0 if those were enough."""
+    longest_s = max(float(np.mean(each.total_s)) for each in of_ranks)
+    fitting = min(ITERATIONS[1], int(LONG_ENOUGH_S / longest_s))
+    return fitting if fitting > ITERATIONS[0] else 0
 
 
 def _check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from rich import box
 from rich.table import Table
 
 from comm_plan import units
@@ -43,11 +44,12 @@ def comparison(
     base = records[0][1].iteration.median_s
     metric = next((e.metric for _, r in records for e in r.evaluations), None)
     table = Table(
+        box=box.SIMPLE_HEAD,
         title="side by side, an epoch of each in turn",
-        caption=f"times: as fast as {records[0][0]}; sent: a step and rank",
+        caption=f"speed: over {records[0][0]}; sent: by a rank in a step",
     )
     table.add_column("plan", no_wrap=True)
-    names = ["predicted", "measured", "off", "times", "sent"]
+    names = ["predicted", "measured", "off", "speed", "sent"]
     names += [metric] if metric else []
     names += [f"{target:g} after"] if metric and target is not None else []
     for name in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from comm_plan import units
@@ -20,6 +20,9 @@ MERGED = "optimal"
 
 MODEL_ERROR = 0.2
 """A plan may be so much faster, and the best so much slower, than was predicted."""
+
+ALIKE = 2
+"""Where the loss decides, so many plans that leave out about as much are tried."""
 
 MOST = 10
 """Plans that are tried at most, the baseline and the merged one among them."""
@@ -101,11 +104,18 @@ def candidates(
                 f"predicted {units.seconds(candidate.predicted_s)}, another plan "
                 f"{units.seconds(best_s)}"
             )
+        elif objective == "loss" and _alike(candidate, chosen) >= ALIKE:
+            not_tried[candidate.name] = "faster plans leave out about as much"
         elif len(chosen) >= most:
             not_tried[candidate.name] = f"{most} plans were predicted to be as fast"
         else:
             chosen.append(candidate)
     return Candidates(tuple(chosen), not_tried)
+
+
+def _alike(candidate: Candidate, others: Sequence[Candidate]) -> int:
+    """Return how many of ``others`` leave out about as much, within a factor of 2."""
+    return sum(1 / 2 < other.ratio / candidate.ratio < 2 for other in others)
 
 
 def _all(

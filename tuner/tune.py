@@ -27,7 +27,7 @@ from comm_plan.plans.tuning import Objective
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates, candidates
-from comm_plan.tuner.halving import ROUNDS, Halving
+from comm_plan.tuner.halving import ROUNDS, START_S, Halving
 from comm_plan.tuner.measuring import Progress, profiled, swept
 from comm_plan.tuner.trials import WARM_UP, Block, Trials
 from comm_plan.workloads.base import Workload
@@ -216,7 +216,9 @@ class _Session:
         """Train the fastest lossy plans beside the fastest dense one."""
         trials = [trial for trial in self._tried() if trial.measured_s is not None]
         trials.sort(key=lambda trial: trial.measured_s or 0.0)
-        control = next(trial for trial in trials if trial.lossless)
+        control = next((trial for trial in trials if trial.lossless), None)
+        if control is None:
+            return
         lossy = self._worth_judging(trials, control)
         judged = [control, *lossy] if lossy else []
         steps = self._steps_by_loss(judged)
@@ -359,8 +361,8 @@ class _Session:
         """Return how long each plan may train: all for the same seconds."""
         if not judged:
             return {}
-        share_s = self._left_s() / self._options.seeds / len(judged)
-        return {t.name: int(share_s / (t.measured_s or np.inf)) for t in judged}
+        each_s = self._left_s() / self._options.seeds / len(judged) - START_S
+        return {t.name: int(each_s / (t.measured_s or np.inf)) for t in judged}
 
     def _left_s(self) -> float:
         used_s = time.perf_counter() - self._started_s
