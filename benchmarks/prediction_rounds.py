@@ -1,0 +1,72 @@
+"""A rank of :mod:`predictions_on_hosts`: plans, and stock DDP, in turns.
+
+Every variant runs in blocks, in one order and then in the other, on its own data from
+the same state. Rank 0 writes {variant: seconds}, the mean of the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+from torch.nn.parallel import DistributedDataParallel
+
+from comm_plan.plans import Plan
+from comm_plan.runtime.iteration import iterate
+from comm_plan.transports.base import Transport
+from comm_plan.transports.connect import connect
+from comm_plan.tuner.trials import WARM_UP, Trials
+from comm_plan.workloads import load
+from comm_plan.workloads.base import Workload
+
+DDP = "ddp"
+
+
+def ddp_block(workload: Workload, transport: Transport, iterations: int) -> list[float]:
+    """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
+    model = DistributedDataParallel(workload.model)
+    optimizer = workload.optimizer(model.parameters())
+    batches = itertools.chain.from_iterable(
+        workload.batches(transport.rank, transport.world_size, epoch, 0)
+        for epoch in itertools.count()
+    )
+    own = [
+        iterate(workload, model, optimizer, batch)[1]
+        for batch in itertools.islice(batches, WARM_UP + iterations)
+    ]
+    of_ranks = np.array(transport.gather_objects(own))[:, WARM_UP:]
+    mean: list[float] = of_ranks.mean(axis=0).tolist()
+    return mean
+
+
+def main() -> None:
+    """Run as one rank."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workload")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("plans", nargs="+", metavar="NAME=PATH")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=4)
+    arguments = parser.parse_args()
+    plans = dict(pair.split("=", 1) for pair in arguments.plans)
+    seconds: dict[str, list[float]] = {name: [] for name in (DDP, *plans)}
+    with connect("gloo") as transport:
+        trials = Trials(load(arguments.workload), transport)
+        for _ in range(arguments.rounds):
+            for name in (*seconds, *reversed(seconds)):
+                if name == DDP:
+                    copy = load(arguments.workload)
+                    seconds[name] += ddp_block(copy, transport, arguments.iterations)
+                else:
+                    plan = Plan.load(plans[name])
+                    block = trials.run(plan, arguments.iterations)
+                    seconds[name] += block.seconds.tolist()
+        if transport.rank == 0:
+            arguments.output.write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

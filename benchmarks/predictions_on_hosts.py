@@ -1,0 +1,110 @@
+"""Predicted against measured for every solver and method, on emulated hosts.
+
+The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
+each solver and each method that ``auto`` may use, then all of them and stock DDP on the
+workload, in turns within one run. Needs root on Linux. Writes a table (Markdown) and
+the figures (JSON) to ``benchmarks/results``.
+
+    python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
+
+The ranks share the machine's cores. A replayed model sleeps its computation; the
+convolutional network really computes.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from comm_plan import units
+from comm_plan.benchmarks import profiles, tables
+from comm_plan.benchmarks.commands import (
+    comm_plan,
+    module,
+    require_hosts,
+    run_all,
+    solve,
+)
+from comm_plan.benchmarks.hosts import EmulatedHosts
+from comm_plan.plans import Network, Profile
+
+SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
+METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
+UNLIMITED = "none"
+
+
+def workload(name: str, folder: Path) -> str:
+    """Return what the commands call the workload ``name``."""
+    if name == "replay":
+        profiles.resnet50().save(folder / "resnet50.json")
+        return f"replay:{folder / 'resnet50.json'}"
+    return f"{Path(__file__).parent / 'cnn.py'}:make"
+
+
+def errors(rows: list[tables.Line]) -> str:
+    """Return how far off the predictions are."""
+    off = [abs(row.error) for row in rows if row.error is not None]
+    middle, worst = units.percent(statistics.median(off)), units.percent(max(off))
+    return f"median error {middle}, worst {worst}"
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", default="1gbit", help=f"or {UNLIMITED}")
+    parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--budget", type=float, default=40)
+    arguments = parser.parse_args()
+    require_hosts()
+    rate = None if arguments.rate == UNLIMITED else arguments.rate
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        name = workload(arguments.workload, folder)
+        with EmulatedHosts(arguments.hosts, rate) as hosts:
+            run_all(hosts, comm_plan("profile", name, "-o", folder / "profile.json"))
+            sweep = ("-o", folder / "network.json", "--budget", arguments.budget)
+            run_all(hosts, comm_plan("benchmark-network", *sweep))
+            plans = {each: solve(folder, each, "--solver", each) for each in SOLVERS}
+            for method in METHODS:
+                plans[method] = solve(folder, method, "--compressor", method)
+            output = folder / "seconds.json"
+            pairs = [f"{each}={path}" for each, path in plans.items()]
+            rounds = ("--rounds", arguments.rounds, "--iterations")
+            program = module("comm_plan.benchmarks.prediction_rounds", name, output,
+                             *pairs, *rounds, arguments.iterations)  # fmt: skip
+            run_all(hosts, program, timeout_s=1800)
+        seconds = json.loads(output.read_text())
+        profile = Profile.load(folder / "profile.json")
+        network = Network.load(folder / "network.json")
+        rows = tables.lines(seconds, plans, profile)
+    ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
+    title = f"{profile.model.name}, {network.world_size} hosts at {arguments.rate}"
+    parts = [
+        f"# Predictions: {title}",
+        tables.comparison(rows, ddp_s),
+        f"- Predictions: {errors(rows)}.\n"
+        f"- Forward {units.seconds(profile.forward_s)}, backward "
+        f"{units.seconds(profile.backward_s)}, waiting for each other "
+        f"{units.seconds(profile.waiting_s)}, handoff "
+        f"{units.seconds(profile.handoff_s)}; {units.nbytes(profile.nbytes)} of "
+        "gradients.\n"
+        f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
+        "an iteration's time is the mean of the ranks.",
+    ]
+    size = f"{arguments.hosts}x{arguments.rate}"
+    print(
+        tables.save(
+            f"predictions-{arguments.workload}-{size}",
+            parts,
+            {"rows": [asdict(row) for row in rows], "times_s": seconds},
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
