@@ -72,28 +72,27 @@ def by_loss(
         speed_ups: over the control, of lossy plans, by name; 0: never got there.
         seeds: how many runs each.
     """
-    baseline = trials[0]
-    beside = f"{control.name} is dense: {_against(control, baseline)}"
-    if control is baseline:
-        beside = "keep DDP's buckets"
+    merged = f"the best dense plan, {control.name}: {_against(control, trials[0])}"
+    if control.name == trials[0].name:
+        merged = "merging alone gains nothing"
     runs = f"median of {seeds} seeds"
     if not speed_ups:
-        return control, f"{beside}; no lossy plan was worth trying"
+        return control, f"no lossy plan was worth trying; {merged}"
     name, best = max(speed_ups.items(), key=lambda item: item[1])
     if best > 1 + INDIFFERENT:
         winner = next(trial for trial in trials if trial.name == name)
         return winner, (
             f"compress with {name}: it gets to the dense plan's loss in "
-            f"{units.percent(1 / best)} of its time ({runs}); {beside}"
+            f"{units.percent(1 / best)} of its time ({runs}); {merged}"
         )
     if best == 0:
         return control, (
             f"do not compress: no lossy plan got to the dense plan's loss in its time "
-            f"({runs}); {beside}"
+            f"({runs}); {merged}"
         )
     return control, (
         f"do not compress: the best lossy plan, {name}, takes {units.times(1 / best)} "
-        f"the time of the dense one to its loss ({runs}); {beside}"
+        f"the time of the dense one to its loss ({runs}); {merged}"
     )
 
 
