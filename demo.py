@@ -93,5 +93,5 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
     )  # fmt: skip
     yield (
         "6. All of it on one page",
-        ["report", str(folder), "-o", str(folder / "report.html")],
+        ["report", str(folder), str(tuning), "-o", str(folder / "report.html")],
     )

@@ -123,6 +123,6 @@ def _distinct(wanted: Sequence[str], files: Sequence[str]) -> list[str]:
     """Return the names that are wanted; where two are the same, with their files'."""
     counts = Counter(wanted)
     return [
-        name if counts[name] == 1 else f"{name} ({file})"
+        name if counts[name] == 1 else f"{name} ({PurePath(file).stem})"
         for name, file in zip(wanted, files, strict=True)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.report.page.given import Given
+from comm_plan.report.page.given import Forecast, Given
 from comm_plan.report.page.iterations import quartiles
 from comm_plan.report.page.subject import (
     TODAY,
@@ -16,20 +16,22 @@ from comm_plan.report.page.subject import (
 
 
 def verdict(given: Given) -> str:
-    """Return the advice of a tuning, else the planner's verdict, else a comparison."""
+    """Return a tuning's advice, else what was measured, else what is predicted."""
     if given.tuning is not None:
         return given.tuning.advice
-    if given.forecast is not None:
-        return f"predicted: {given.forecast.comparison.verdict}"
     subject = find_subject(given)
+    if given.forecast is not None and not (subject and subject.run):
+        return _predicted(given.forecast)
     return _held_against(subject) if subject else _alone(given)
 
 
 def remarks(given: Given) -> Iterator[str]:
     """Yield what must be known beside the verdict."""
     subject = find_subject(given)
-    if subject and subject.run and given.forecast and not given.tuning:
+    if subject and subject.run and given.tuning:
         yield f"Of the runs: {_held_against(subject)}."
+    elif subject and subject.run and given.forecast:
+        yield f"{_predicted(given.forecast).capitalize()}."
     if subject is not None:
         yield from _noise(subject)
     for shown in given.plans:
@@ -47,6 +49,10 @@ def remarks(given: Given) -> Iterator[str]:
         )
     if given.tuning and not given.tuning.complete:
         yield "The trials ended early: not every plan had its turn."
+
+
+def _predicted(forecast: Forecast) -> str:
+    return f"predicted: {forecast.comparison.verdict}"
 
 
 def _held_against(subject: Subject) -> str:

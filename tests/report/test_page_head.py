@@ -112,8 +112,8 @@ def test_the_same_document_twice_is_one():
 def test_two_plans_of_one_solver_are_told_apart_by_their_files():
     other = build.plan(PROFILE, iteration_s=0.03)
     assert [shown.name for shown in given(OPTIMAL, other).plans] == [
-        "optimal (0.json)",
-        "optimal (1.json)",
+        "optimal (0)",
+        "optimal (1)",
     ]
 
 
