@@ -1,0 +1,76 @@
+"""Runs side by side, and trials, as tables."""
+
+import pytest
+from rich.console import Console
+
+from comm_plan.plans import Evaluation
+from comm_plan.report.comparison import comparison, seconds_to
+from comm_plan.report.tuning import trial_rows, tuning_rows
+from comm_plan.tests.support import documents as build
+
+PROFILE = build.profile([0.01, 0.02], [10, 20])
+PLAN = build.plan(PROFILE, iteration_s=0.04)
+
+
+def run(
+    iterations_s=(0.05,) * 6, accuracies=((2, 0.5), (4, 0.9), (6, 0.95)), **changes
+):
+    return build.run(PLAN, iterations_s, accuracies=accuracies, **changes)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected_s"), [(0.4, 0.1), (0.9, 0.2), (0.95, 0.3), (0.99, None)]
+)
+def test_the_time_to_an_accuracy_counts_iterations(target, expected_s):
+    reached_s = seconds_to(run(), "accuracy", target)
+    assert reached_s == (None if expected_s is None else pytest.approx(expected_s))
+
+
+def test_a_loss_has_to_come_down():
+    losses = (
+        Evaluation(step=2, epoch=0, metric="loss", value=2.0),
+        Evaluation(step=4, epoch=1, metric="loss", value=0.5),
+    )
+    record = run(evaluations=losses)
+    assert seconds_to(record, "loss", 1.0) == pytest.approx(0.2)
+    assert seconds_to(record, "accuracy", 0.1) is None
+
+
+def printed(table):
+    console = Console(width=100, record=True)
+    console.print(table)
+    return console.export_text()
+
+
+def test_every_run_is_held_against_the_first():
+    slow = run((0.1,) * 6)
+    fast = run((0.05,) * 6, sent=[(4000, 1000)])
+    text = printed(comparison([("ddp", slow), ("mine", fast)], target=0.9))
+    mine = next(line.split() for line in text.splitlines() if "mine" in line)
+    assert mine == [
+        "mine", "40.0", "ms", "50.0", "ms", "-20.0%", "2.00x", "1.00", "kB", "0.95",
+        "200", "ms",
+    ]  # fmt: skip
+
+
+def test_runs_without_evaluations_have_no_such_columns():
+    text = printed(comparison([("ddp", run(accuracies=()))], target=0.9))
+    assert "accuracy" not in text
+    assert "after" not in text
+
+
+def test_trials_are_listed_from_the_fastest():
+    tuning = build.tuning(
+        PROFILE,
+        build.trial("threshold", 0.1, 0.2),
+        build.trial("never", 0.1),
+        build.trial("lags", 0.1, 0.05, lossless=False),
+        complete=False,
+    )
+    rows = trial_rows(tuning)
+    assert [row[0] for row in rows] == ["lags", "threshold", "never"]
+    assert rows[0][1:5] == ("less", "100 ms", "50.0 ms", "25.0 %")
+    assert rows[2][3] == "-"
+    facts = dict(tuning_rows(tuning))
+    assert "ended early" in facts["took"]
+    assert facts["run"] == "lags: lags.json"

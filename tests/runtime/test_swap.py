@@ -1,0 +1,71 @@
+"""A plan is swapped between two steps, and nothing of the gradients is lost."""
+
+import pytest
+import torch
+
+from comm_plan.errors import MismatchError
+from comm_plan.plans import Replan, TopK
+from comm_plan.runtime.engine import Engine
+from comm_plan.tests.runtime.trainings import net, plan_for, workload
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+STEPS = 6
+SPARSE = (TopK(density=0.1), "allgather")
+
+
+def replan(step=3):
+    return Replan(
+        step=step,
+        reason="a test",
+        plan_sha256="0",
+        expected_s=1.0,
+        corrected_s=1.0,
+        predicted_s=1.0,
+    )
+
+
+def gradients(transport, plans):
+    """Return the mean gradients of each step; the plan changes after each of them."""
+    training = workload(net(), 2)
+    model = training.model
+    engine = Engine(model, plan_for(model, 2, *plans[0]), transport)
+    seen = []
+    batches = training.batches(transport.rank, 2, 0, 0)
+    for step, batch in enumerate(batches):
+        model.zero_grad()
+        training.loss(model, batch).backward()
+        seen.append([p.grad.clone() for p in model.parameters()])
+        following = plans[(step + 1) % len(plans)]
+        engine.swap(plan_for(model, 2, *following), replan(step))
+    assert [each.step for each in engine.replans] == list(range(len(seen)))
+    engine.close()
+    return seen
+
+
+def test_dense_plans_give_the_same_gradients_however_often_they_change():
+    (swapped, _) = run_ranks(2, gradients, [(), ()])
+    (kept, _) = run_ranks(2, gradients, [()])
+    for one, other in zip(swapped, kept, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_what_was_not_sent_goes_with_the_next_dense_plan():
+    # The model does not move, so what is sent adds up to what the dense plan sends.
+    (mixed, _) = run_ranks(2, gradients, [SPARSE, ()])
+    (dense, _) = run_ranks(2, gradients, [()])
+    pairs = len(dense) // 2 * 2
+    for parameter in range(len(dense[0])):
+        sent = sum(step[parameter] for step in mixed[:pairs])
+        whole = sum(step[parameter] for step in dense[:pairs])
+        torch.testing.assert_close(sent, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_plan_for_another_model_is_refused():
+    model = net()
+    engine = Engine(model, plan_for(model, 1), LocalTransport())
+    other = torch.nn.Linear(3, 3)
+    with pytest.raises(MismatchError):
+        engine.swap(plan_for(other, 1), replan())
+    engine.close()
