@@ -32,6 +32,9 @@ from comm_plan.plans import Network, Profile
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
+KINDS = "dense,fp16,qsgd,terngrad,topk"
+COLLECTIVES = "allreduce,allgather,gtopk"
+LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 
 
@@ -66,9 +69,19 @@ def main() -> None:
         folder = Path(temporary)
         name = workload(arguments.workload, folder)
         with EmulatedHosts(arguments.hosts, rate) as hosts:
-            run_all(hosts, comm_plan("profile", name, "-o", folder / "profile.json"))
-            sweep = ("-o", folder / "network.json", "--budget", arguments.budget)
-            run_all(hosts, comm_plan("benchmark-network", *sweep))
+            options = ("-o", folder / "profile.json", "--compressors", KINDS)
+            run_all(hosts, comm_plan("profile", name, *options))
+            options = (
+                "-o",
+                folder / "network.json",
+                "--collectives",
+                COLLECTIVES,
+                "--max-bytes",
+                LARGEST_NBYTES,
+                "--budget",
+                arguments.budget,
+            )
+            run_all(hosts, comm_plan("benchmark-network", *options))
             plans = {each: solve(folder, each, "--solver", each) for each in SOLVERS}
             for method in METHODS:
                 plans[method] = solve(folder, method, "--compressor", method)
