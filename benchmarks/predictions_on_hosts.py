@@ -69,19 +69,12 @@ def main() -> None:
         folder = Path(temporary)
         name = workload(arguments.workload, folder)
         with EmulatedHosts(arguments.hosts, rate) as hosts:
-            options = ("-o", folder / "profile.json", "--compressors", KINDS)
-            run_all(hosts, comm_plan("profile", name, *options))
-            options = (
-                "-o",
-                folder / "network.json",
-                "--collectives",
-                COLLECTIVES,
-                "--max-bytes",
-                LARGEST_NBYTES,
-                "--budget",
-                arguments.budget,
-            )
-            run_all(hosts, comm_plan("benchmark-network", *options))
+            profiling = ("-o", folder / "profile.json", "--compressors", KINDS)
+            run_all(hosts, comm_plan("profile", name, *profiling))
+            sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", arguments.budget)
+            argv = comm_plan("benchmark-network", "-o", folder / "network.json",
+                             "--collectives", COLLECTIVES, *sizes)  # fmt: skip
+            run_all(hosts, argv)
             plans = {each: solve(folder, each, "--solver", each) for each in SOLVERS}
             for method in METHODS:
                 plans[method] = solve(folder, method, "--compressor", method)
