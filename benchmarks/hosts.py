@@ -144,8 +144,8 @@ class EmulatedHosts:
 
         Args:
             argv: a command.
-            env: variables to set beside torchrun's and ``GLOO_SOCKET_IFNAME`` and
-                ``NCCL_SOCKET_IFNAME``, which are set here.
+            env: variables to set beside torchrun's, ``GLOO_SOCKET_IFNAME``,
+                ``NCCL_SOCKET_IFNAME`` and ``OMP_NUM_THREADS``, which are set here.
             timeout_s: after so many seconds all are killed.
             port: where the ranks meet on host 0.
 
@@ -186,6 +186,8 @@ class EmulatedHosts:
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": _INTERFACE,
             "NCCL_SOCKET_IFNAME": _INTERFACE,
+            # The hosts share this machine's cores; threads that wait would take them.
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.count)),
             # Addresses without names make torch warn about each connection.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
