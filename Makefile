@@ -54,6 +54,9 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.aggregations_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.gtopk_overlap
+	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
+		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
+			--rate $$rate --workload $$workload || exit 1; done; done
 
 clean:
 	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info
