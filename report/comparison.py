@@ -45,6 +45,7 @@ def comparison(
     metric = next((e.metric for _, r in records for e in r.evaluations), None)
     table = Table(
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title="side by side, an epoch of each in turn",
         caption=f"speed: over {records[0][0]}; sent: by a rank in a step",
     )

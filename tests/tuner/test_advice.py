@@ -117,3 +117,14 @@ def test_lossy_plans_are_judged_by_loss(speed_ups, winner, words):
     chosen, advice = by_loss(trials, trials[1], speed_ups, seeds=3)
     assert chosen.name == winner
     assert words in advice
+
+
+def test_of_lossy_plans_that_are_nearly_as_fast_the_gentlest_wins():
+    trials = [
+        trial("threshold", 1.0),
+        trial("harsh", 0.2, lossless=False),
+        trial("gentle", 0.4, lossless=False),
+        trial("gentlest", 0.6, lossless=False),
+    ]
+    speed_ups = {"harsh": 2.0, "gentle": 1.9, "gentlest": 1.6}
+    assert by_loss(trials, trials[0], speed_ups, seeds=3)[0].name == "gentle"
