@@ -1,10 +1,9 @@
 """Runs as one rank: what compressors cost while all ranks compress at once.
 
 Gradients get ready on all ranks at the same moments, so ranks that share a machine's
-cores compress at the same time, and what one rank alone measures is too little. Here
-all ranks measure every point together; a cost is that of the slowest rank. Rank 0
-writes the profile with the costs; with ``--alone`` it then measures some kinds again
-while the others wait, and writes those costs too.
+cores compress at the same time, and what one rank alone measures is too little. So does
+``profile`` measure. Rank 0 writes the profile with the costs; with ``--alone`` it then
+measures some kinds again while the others wait, and writes those costs too.
 
     python -m comm_plan.benchmarks.compression_on_ranks PROFILE OUTPUT --kinds topk
 """
@@ -16,34 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from comm_plan.plans import CompressionCost, Profile
+from comm_plan.plans import Profile
 from comm_plan.profiler import compression_costs
-
-Costs = dict[str, tuple[CompressionCost, ...]]
-
-
-def at_once(numel: int, kinds: list[str]) -> Costs:
-    """Return the slowest rank's costs; the ranks wait for each other at every point."""
-    dist.barrier()
-    mine = compression_costs(
-        numel, kinds=kinds, progress=lambda done, total: dist.barrier()
-    )
-    everyone: list[Costs] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return {
-        kind: tuple(map(_slowest, *(costs[kind] for costs in everyone)))
-        for kind in kinds
-    }
-
-
-def _slowest(*costs: CompressionCost) -> CompressionCost:
-    return costs[0].model_copy(
-        update={
-            "compress_s": max(cost.compress_s for cost in costs),
-            "encode_s": max(cost.encode_s for cost in costs),
-            "decompress_s": max(cost.decompress_s for cost in costs),
-        }
-    )
+from comm_plan.transports.distributed import TorchTransport
 
 
 def main() -> None:
@@ -59,7 +33,7 @@ def main() -> None:
     kinds = arguments.kinds.split(",")
     profile = Profile.load(arguments.profile)
     numel = profile.model.parameters
-    costs = at_once(numel, kinds)
+    costs = compression_costs(numel, kinds=kinds, transport=TorchTransport())
     if dist.get_rank() == 0:
         profile.model_copy(update={"compression": costs}).save(arguments.output)
         if arguments.alone is not None:
