@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.trainer import Event
     from comm_plan.transports.base import Transport
+    from comm_plan.workloads import Workload
 
 Number = TypeVar("Number", int, float)
 
@@ -185,34 +186,23 @@ def profile(
     link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend)
     from comm_plan.plans import check_writable
-    from comm_plan.profiler import compression_costs, measure
-    from comm_plan.workloads import load
+    from comm_plan.profiler import measure_all
 
     check_writable(output)
-    options = {} if batch_size is None else {"batch_size": batch_size}
-    model = load(workload, **options)
+    model = _load(workload, batch_size)
     kinds = _kinds(compressors)
     with (
         _connect(backend, device, link=link) as transport,
         screen.progress() as progress,
     ):
-        where = str(transport.device)
-        measured = measure(
+        measured = measure_all(
             model,
-            device=where,
-            iterations=iterations,
-            transport=transport,
-            under_communication=under_communication,
-            progress=lambda done, total: progress(done, total, "iterations"),
-        )
-        costs = compression_costs(
-            measured.model.parameters,
+            transport,
             kinds=kinds,
-            device=where,
-            transport=transport,
-            progress=lambda done, total: progress(done, total, "compressors"),
+            iterations=iterations,
+            under_communication=under_communication,
+            progress=progress,
         )
-        measured = measured.model_copy(update={"compression": costs})
     _finish(measured, output, json)
 
 
@@ -404,19 +394,16 @@ def train(
     """Train by the plan; compare the measured times with the predicted ones."""
     link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend or _planned_backend(plan))
-    from comm_plan.planner import Settings
     from comm_plan.plans import Plan, check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
-    from comm_plan.workloads import load
 
     if resume and checkpoint is None:
         raise InputError("--resume needs --checkpoint FOLDER to resume from")
     check_writable(output)
     chosen = Plan.load(plan)
-    sizes = {} if batch_size is None else {"batch_size": batch_size}
-    model = load(workload, seed=seed, **sizes)
+    model = _load(workload, batch_size, seed)
     check_plan(chosen, model.model, place().world_size)
     if place().rank == 0 and chosen.emulated_link != link:
         screen.say(
@@ -443,6 +430,7 @@ def train(
             if adapt is None:
                 return nullcontext()
             from comm_plan import adapt as follow
+            from comm_plan.planner import Settings
 
             settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
             profile, network = map(str, adapt)
@@ -499,7 +487,6 @@ def compare(
     from comm_plan.report.comparison import comparison
     from comm_plan.runtime.side_by_side import train_side_by_side
     from comm_plan.runtime.trainer import Options
-    from comm_plan.workloads import load
 
     make_folder(folder)
     names = [plan.stem.removeprefix("plan-") for plan in plans]
@@ -509,8 +496,7 @@ def compare(
     for output in outputs:
         check_writable(output)
     chosen = [Plan.load(plan) for plan in plans]
-    sizes = {} if batch_size is None else {"batch_size": batch_size}
-    model = load(workload, seed=seed, **sizes)
+    model = _load(workload, batch_size, seed)
     engine_name = backend or Backend(chosen[0].backend)
     with (
         _connect(engine_name, device, link=link) as transport,
@@ -575,11 +561,9 @@ def tune(
     from comm_plan.plans.document import make_folder
     from comm_plan.tuner.tune import Options
     from comm_plan.tuner.tune import tune as run
-    from comm_plan.workloads import load
 
     make_folder(folder)
-    sizes = {} if batch_size is None else {"batch_size": batch_size}
-    model = load(workload, seed=seed, **sizes)
+    model = _load(workload, batch_size, seed)
     with (
         _connect(backend, device, link=link) as transport,
         screen.progress() as progress,
@@ -791,6 +775,14 @@ def _connect(
             from comm_plan.collectives.emulation import emulate
 
             yield emulate(transport, link)
+
+
+def _load(workload: str, batch_size: int | None, seed: int = 0) -> Workload:
+    """Return the workload that is meant, with its own batch size unless told one."""
+    from comm_plan.workloads import load
+
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    return load(workload, seed=seed, **sizes)
 
 
 def _sweep(

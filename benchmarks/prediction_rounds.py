@@ -20,7 +20,7 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
 from comm_plan.tuner.trials import WARM_UP, Trials
 from comm_plan.workloads import load
-from comm_plan.workloads.base import Workload
+from comm_plan.workloads.base import Workload, endless
 
 DDP = "ddp"
 
@@ -29,10 +29,7 @@ def ddp_block(workload: Workload, transport: Transport, iterations: int) -> list
     """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
     model = DistributedDataParallel(workload.model)
     optimizer = workload.optimizer(model.parameters())
-    batches = itertools.chain.from_iterable(
-        workload.batches(transport.rank, transport.world_size, epoch, 0)
-        for epoch in itertools.count()
-    )
+    batches = endless(workload.batches, transport.rank, transport.world_size)
     own = [
         iterate(workload, model, optimizer, batch)[1]
         for batch in itertools.islice(batches, WARM_UP + iterations)

@@ -39,6 +39,7 @@ from comm_plan.commbench.fit import fit
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
 from comm_plan.transports.base import Transport
+from comm_plan.transports.elapsed import elapsed_s
 
 BURST = (4, 1)
 """Calls in an iteration: up to :data:`BURST_NBYTES`, and above."""
@@ -55,11 +56,14 @@ WARM_UPS = (5, 1)
 
 BUDGET_S = 90.0
 
+LARGEST_NBYTES = 64 * 2**20
+"""The largest message that is measured unless told otherwise."""
+
 SweepProgress = Callable[[int, int, str], None]
 
 
 def geometric_sizes(
-    smallest: int = 4, largest: int = 64 * 2**20, factor: int = 2
+    smallest: int = 4, largest: int = LARGEST_NBYTES, factor: int = 2
 ) -> tuple[int, ...]:
     """Return ``smallest``, ``smallest * factor``, ... up to ``largest``, in bytes.
 
@@ -194,24 +198,11 @@ def _iterations(share_s: float, each_s: float) -> int:
 def _time(operation: Operation, iterations: int, calls: int) -> list[float]:
     """Return this rank's seconds a call; 0 where its clock does not count."""
     counts = operation.is_timed()
-    times = [_elapsed_s(operation, calls) / calls for _ in range(iterations)]
+    times = [
+        elapsed_s(operation.transport, operation.run, calls) / calls
+        for _ in range(iterations)
+    ]
     return times if counts else [0.0] * iterations
-
-
-def _elapsed_s(operation: Operation, calls: int) -> float:
-    device = operation.transport.device
-    operation.transport.barrier()
-    _synchronize(device)
-    started_s = time.perf_counter()
-    for _ in range(calls):
-        operation.run()
-    _synchronize(device)
-    return time.perf_counter() - started_s
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:

@@ -123,7 +123,7 @@ def correction(
     forward_s = profile.backward_start_s
     quick_network = _stretched(network, 1.0, 0.0)
     quick_problem, quick = posed(plan, profile, quick_network, settings)
-    busy_s = np.array([bucket.finish_s - bucket.start_s for bucket in timing.buckets])
+    busy_s = np.array([bucket.busy_s for bucket in timing.buckets])
     seen = [
         (quick.times().communicate_s, solution.times().communicate_s,
          busy_s - expected.times.codec_s)
@@ -140,7 +140,7 @@ def correction(
     return Correction(
         forward=_ratio(timing.backward_start_s, forward_s),
         backward=_ratio(
-            timing.compute_end_s - timing.backward_start_s,
+            timing.backward_s,
             expected.compute_end_s - forward_s,
         ),
         latency=latency,

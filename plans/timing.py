@@ -21,6 +21,11 @@ class BucketTiming(Value):
     finish_s: Seconds
     codec_s: Seconds = 0.0
 
+    @property
+    def busy_s(self) -> float:
+        """How long it keeps the channel."""
+        return self.finish_s - self.start_s
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.ready_s <= self.start_s <= self.finish_s:
@@ -41,3 +46,8 @@ class Timing(Value):
     backward_start_s: Seconds
     compute_end_s: Seconds
     buckets: tuple[BucketTiming, ...]
+
+    @property
+    def backward_s(self) -> float:
+        """How long backward and all compression take."""
+        return self.compute_end_s - self.backward_start_s

@@ -4,5 +4,12 @@ from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.measure import measure
 from comm_plan.profiler.synthetic import profile_from_model
 from comm_plan.profiler.timings import Measurable
+from comm_plan.profiler.whole import measure_all
 
-__all__ = ["Measurable", "compression_costs", "measure", "profile_from_model"]
+__all__ = [
+    "Measurable",
+    "compression_costs",
+    "measure",
+    "measure_all",
+    "profile_from_model",
+]

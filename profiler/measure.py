@@ -116,9 +116,9 @@ def measure(
         if target.type == "cpu":
             own_s = handoff_s(trial.parameters, trial.iterate, HANDOFF_ITERATIONS)
             lag_s = max(ranks.gather_objects(own_s))
-        alone_s = rendezvous.alone_s() + lag_s
-        profile = _profile(workload, target, trial.parameters, of_ranks, alone_s)
-        profile = profile.model_copy(update={"handoff_s": lag_s})
+        profile = _profile(
+            workload, target, trial.parameters, of_ranks, rendezvous.alone_s(), lag_s
+        )
         if ranks.world_size == 1 or not under_communication:
             return profile
         with background_all_reduce(ranks, min(MAX_DUMMY_NUMEL, numel)):
@@ -155,6 +155,7 @@ def _profile(
     parameters: dict[str, nn.Parameter],
     of_ranks: Sequence[Timings],
     meeting_s: float,
+    lag_s: float,
 ) -> Profile:
     timings = slowest_of(of_ranks)
     backward_s = float(np.median(timings.backward_s))
@@ -168,7 +169,8 @@ def _profile(
         forward_s=float(np.median(timings.forward_s)),
         backward_s=backward_s,
         update_s=float(np.median(timings.update_s)),
-        waiting_s=waiting_s(timings, meeting_s),
+        waiting_s=waiting_s(timings, meeting_s + lag_s),
+        handoff_s=lag_s,
         tensors=in_ready_order(parameters, timings, backward_s),
         iterations=len(timings.backward_s),
         forward_spread=_spread(timings.forward_s),

@@ -6,7 +6,6 @@ accumulated. Hooks cost nothing measurable, profilers distort.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from torch import nn
 
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
+from comm_plan.workloads.base import endless
 
 SecondsArray = npt.NDArray[np.float64]
 PassProgress = Callable[[int, int], None]
@@ -109,9 +109,7 @@ class Trial:
         self._meet = meet
         self.parameters = trainable(self._model)
         self._optimizer = workload.optimizer(self._model.parameters())
-        self._batches = itertools.chain.from_iterable(
-            workload.batches(rank, world_size, epoch, 0) for epoch in itertools.count()
-        )
+        self._batches = endless(workload.batches, rank, world_size)
 
     def run(
         self, iterations: int, warmup: int, progress: PassProgress | None = None

@@ -10,7 +10,6 @@ stated apart.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from comm_plan.profiler.timings import Timings
 from comm_plan.transports.base import Transport
+from comm_plan.transports.elapsed import elapsed_s
 
 NUMEL = 2**18
 """Elements of that all-reduce at most: of a longer one caches would not get colder."""
@@ -55,17 +55,9 @@ class Rendezvous:
 
         From when the last rank comes, on the slowest rank; a collective call.
         """
-        own = [self._once_s() for _ in range(REPETITIONS)]
+        own = [elapsed_s(self._ranks, self._all_reduce) for _ in range(REPETITIONS)]
         slowest = np.max(self._ranks.gather_objects(own), axis=0)
         return float(np.median(slowest))
-
-    def _once_s(self) -> float:
-        self._ranks.barrier()
-        start_s = time.perf_counter()
-        self._all_reduce()
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize(self._ranks.device)
-        return time.perf_counter() - start_s
 
     def _all_reduce(self) -> None:
         self._ranks.all_reduce(self._buffer)

@@ -31,7 +31,7 @@ def of_all_ranks(timings: Sequence[Timing]) -> Timing:
     for number in range(len(first.buckets)):
         ranks = [timing.buckets[number] for timing in timings]
         ready_s = max(bucket.ready_s for bucket in ranks)
-        busy_s = min(bucket.finish_s - bucket.start_s for bucket in ranks)
+        busy_s = min(bucket.busy_s for bucket in ranks)
         start_s = max(free_s, ready_s)
         free_s = start_s + busy_s
         buckets.append(BucketTiming(ready_s=ready_s, start_s=start_s, finish_s=free_s))

@@ -12,7 +12,6 @@ on. So each change of the network is answered once.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from comm_plan.plans import Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.timing import StepSeconds, median_timing
+from comm_plan.transports.elapsed import elapsed_s
 
 WORTH = 0.05
 """A faster plan must save this share of the iteration, or the old one stays."""
@@ -131,15 +131,10 @@ class Adaptation:
     def _time_probe(self) -> float:
         """Return the least seconds of some all-reduces, of which none is far off."""
         ranks = self._engine.transport
-        durations = []
-        for _ in range(PROBES):
-            ranks.barrier()
-            start_s = time.perf_counter()
-            ranks.all_reduce(self._probe)
-            if ranks.device.type == "cuda":
-                torch.cuda.synchronize(ranks.device)
-            durations.append(time.perf_counter() - start_s)
-        return min(durations)
+        return min(
+            elapsed_s(ranks, lambda: ranks.all_reduce(self._probe))
+            for _ in range(PROBES)
+        )
 
     def _observe(self, timing: Timing, probe_s: float) -> None:
         """Begin to solve again if a drift has lasted (rank 0)."""

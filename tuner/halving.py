@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from comm_plan.plans import Round
-from comm_plan.tuner.trials import WARM_UP, Block, SecondsArray
+from comm_plan.profiler.timings import SecondsArray
+from comm_plan.tuner.trials import WARM_UP, Block
 
 ROUNDS = (6, 20, 80)
 """Iterations of each plan in a round, half of them in each order; the budget may allow

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from comm_plan.plans import Curve
-from comm_plan.tuner.trials import SecondsArray
+from comm_plan.profiler.timings import SecondsArray
 
 SMOOTHED = 10
 """The running mean of the loss has a window of one of so many parts of the run."""

@@ -9,7 +9,9 @@ from comm_plan.commbench import sweep
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
 from comm_plan.plans.compression import KINDS
-from comm_plan.profiler import compression_costs, measure
+from comm_plan.profiler import measure_all
+from comm_plan.profiler.measure import MIN_ITERATIONS
+from comm_plan.profiler.whole import ITERATIONS
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
 
@@ -20,9 +22,6 @@ PROFILE_SHARE = 0.4
 
 NETWORK_SHARE = 0.2
 """The sweep over the network is asked for this share of the budget."""
-
-LARGEST_NBYTES = 64 * 2**20
-"""No larger message is measured; the fit reaches beyond."""
 
 
 def profiled(
@@ -35,38 +34,31 @@ def profiled(
     """
     started_s = time.perf_counter()
 
-    def watch(done: int, total: int) -> None:
-        progress(done, total, "profile")
+    def watch(done: int, total: int, what: str) -> None:
+        progress(done, total, what)
         needed_s = (time.perf_counter() - started_s) / done * total
-        if done == 3 and needed_s > PROFILE_SHARE * budget_s:
+        too_long = needed_s > PROFILE_SHARE * budget_s
+        if what == ITERATIONS and done == 3 and too_long:
             raise InputError(
                 f"--budget {budget_s:g}: {total} iterations to profile take about "
                 f"{needed_s:.0f} s: give {needed_s / PROFILE_SHARE:.0f} or more, or "
                 "--profile FILE"
             )
 
-    profile = measure(
+    return measure_all(
         workload,
-        device=str(transport.device),
-        iterations=20,
-        transport=transport,
+        transport,
+        kinds=tuple(KINDS),
+        iterations=MIN_ITERATIONS,
         progress=watch,
     )
-    costs = compression_costs(
-        profile.model.parameters,
-        kinds=tuple(KINDS),
-        device=str(transport.device),
-        transport=transport,
-        progress=lambda done, total: progress(done, total, "compressors"),
-    )
-    return profile.model_copy(update={"compression": costs})
 
 
 def swept(
     transport: Transport, largest_nbytes: int, budget_s: float, progress: Progress
 ) -> Network:
     """Return what collectives cost, up to messages of the model's size."""
-    largest = min(LARGEST_NBYTES, max(2**16, largest_nbytes))
+    largest = min(sweep.LARGEST_NBYTES, max(2**16, largest_nbytes))
     return sweep.measure(
         transport,
         sizes=sweep.geometric_sizes(largest=largest, factor=4),

@@ -10,27 +10,25 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from comm_plan.plans import Plan, Timing
+from comm_plan.profiler.timings import SecondsArray
 from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
-from comm_plan.workloads.base import Workload
+from comm_plan.workloads.base import Workload, endless
 
 WARM_UP = 2
 """First iterations of a block, which are not counted: allocations, first touches."""
 
-SecondsArray = npt.NDArray[np.float64]
 Watcher = Callable[[int], None]
 
 
@@ -91,18 +89,24 @@ class Trials:
         chosen = self._seed if seed is None else seed
         rows: list[tuple[float, float]] = []
         reached: list[StepSeconds] = []
-        with self._restored(), self._engine(plan, chosen) as engine:
-            model = self._model
+        ranks, model = self._transport, self._model
+        batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
+        with (
+            self._restored(),
+            closing(
+                Engine(model, plan, ranks, seed=chosen, on_nonfinite="skip")
+            ) as engine,
+        ):
             optimizer = self._workload.optimizer(model.parameters())
-            for batch in itertools.islice(self._batches(chosen), warm_up + iterations):
+            for batch in itertools.islice(batches, warm_up + iterations):
                 rows.append(iterate(self._workload, model, optimizer, batch))
                 moments = engine.last_moments
                 if moments is not None and (times := moments.seconds()) is not None:
                     reached.append(times)
                 done(len(rows))
-        of_ranks = np.array(self._transport.gather_objects(rows))[:, warm_up:]
+        of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
-        took_s = self._transport.broadcast_object(time.perf_counter() - started_s)
+        took_s = ranks.broadcast_object(time.perf_counter() - started_s)
         return Block(
             seconds=seconds,
             losses=of_ranks[:, :, 0].mean(axis=0),
@@ -114,23 +118,6 @@ class Trials:
         of_ranks = self._transport.gather_objects(median_timing(reached))
         known = [timing for timing in of_ranks if timing is not None]
         return of_all_ranks(known) if len(known) == len(of_ranks) else None
-
-    def _batches(self, seed: int) -> Iterator[Any]:
-        ranks = self._transport
-        return itertools.chain.from_iterable(
-            self._workload.batches(ranks.rank, ranks.world_size, epoch, seed)
-            for epoch in itertools.count()
-        )
-
-    @contextmanager
-    def _engine(self, plan: Plan, seed: int) -> Iterator[Engine]:
-        engine = Engine(
-            self._model, plan, self._transport, seed=seed, on_nonfinite="skip"
-        )
-        try:
-            yield engine
-        finally:
-            engine.close()
 
     @contextmanager
     def _restored(self) -> Iterator[None]:

@@ -330,7 +330,7 @@ class _Session:
         if not rounds:
             return None
         last = rounds[-1].median_s
-        if len(rounds) == len(baseline) or not baseline:
+        if len(rounds) == len(baseline):
             return last
         return last / baseline[len(rounds) - 1].median_s * baseline[-1].median_s
 

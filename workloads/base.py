@@ -6,6 +6,7 @@ communication: a rank asks for its own shard of the data, and that is all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,15 @@ MakeOptimizer = Callable[[Iterable["nn.Parameter"]], "torch.optim.Optimizer"]
 Batches = Callable[[int, int, int, int], Iterator[Batch]]
 Loss = Callable[["nn.Module", Batch], "torch.Tensor"]
 Evaluate = Callable[["nn.Module"], "tuple[str, float] | None"]
+
+
+def endless(
+    batches: Batches, rank: int, world_size: int, seed: int = 0
+) -> Iterator[Batch]:
+    """Return a rank's batches of one epoch after the other, without end."""
+    return itertools.chain.from_iterable(
+        batches(rank, world_size, epoch, seed) for epoch in itertools.count()
+    )
 
 
 def no_evaluation(model: nn.Module) -> None:

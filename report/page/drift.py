@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from comm_plan import units
-from comm_plan.plans import BucketTiming, Timing
+from comm_plan.plans import Timing
 from comm_plan.report.page.axes import logarithmic, ordinal
 from comm_plan.report.page.blocks import Block, Cell, Table, Text, seconds, times
 from comm_plan.report.page.chart import Point, Rule, Series, chart
@@ -38,10 +38,6 @@ def _pair(run: ShownRun) -> Iterator[Pair]:
         yield run.name, predicted.timing, measured
 
 
-def _duration_s(bucket: BucketTiming) -> float:
-    return bucket.finish_s - bucket.start_s
-
-
 def _ratio(measured_s: float, predicted_s: float) -> float | None:
     return measured_s / predicted_s if predicted_s > 0 else None
 
@@ -70,12 +66,12 @@ def _times(ratio: float) -> str:
 def _points(name: str, predicted: Timing, measured: Timing) -> Iterator[Point]:
     both = zip(predicted.buckets, measured.buckets, strict=True)
     for number, (expected, found) in enumerate(both):
-        ratio = _ratio(_duration_s(found), _duration_s(expected))
+        ratio = _ratio(found.busy_s, expected.busy_s)
         if ratio is not None:
             tip = (
                 f"{name}, bucket {number}: {units.times(ratio)}\n"
-                f"{units.seconds(_duration_s(found))} measured, "
-                f"{units.seconds(_duration_s(expected))} predicted"
+                f"{units.seconds(found.busy_s)} measured, "
+                f"{units.seconds(expected.busy_s)} predicted"
             )
             yield Point(number, ratio, tip)
 
@@ -83,12 +79,12 @@ def _points(name: str, predicted: Timing, measured: Timing) -> Iterator[Point]:
 def _table(name: str, predicted: Timing, measured: Timing) -> Table:
     rows = [
         ("forward", predicted.backward_start_s, measured.backward_start_s),
-        ("backward and compression", _backward_s(predicted), _backward_s(measured)),
+        ("backward and compression", predicted.backward_s, measured.backward_s),
         ("last bucket finished", _end_s(predicted), _end_s(measured)),
     ]
     both = zip(predicted.buckets, measured.buckets, strict=True)
     for number, (expected, found) in enumerate(both):
-        rows.append((f"bucket {number}", _duration_s(expected), _duration_s(found)))
+        rows.append((f"bucket {number}", expected.busy_s, found.busy_s))
     return Table(
         f"{name}: predicted and measured durations",
         ("what", "predicted", "measured", "measured / predicted"),
@@ -98,10 +94,6 @@ def _table(name: str, predicted: Timing, measured: Timing) -> Table:
         ),
         folded=True,
     )
-
-
-def _backward_s(timing: Timing) -> float:
-    return timing.compute_end_s - timing.backward_start_s
 
 
 def _end_s(timing: Timing) -> float:

@@ -1,0 +1,58 @@
+"""The whole profile of a workload: its times, and what compressors cost beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from comm_plan.plans import Profile
+from comm_plan.profiler.compression import compression_costs
+from comm_plan.profiler.measure import measure
+from comm_plan.profiler.timings import Measurable
+from comm_plan.transports.base import Transport
+
+Progress = Callable[[int, int, str], None]
+
+ITERATIONS = "iterations"
+"""What is going on while iterations are timed."""
+
+
+def measure_all(
+    workload: Measurable,
+    transport: Transport,
+    *,
+    kinds: Sequence[str],
+    iterations: int | None = None,
+    under_communication: bool = False,
+    progress: Progress = lambda done, total, what: None,
+) -> Profile:
+    """Return what :func:`measure` says, with the costs of compressors.
+
+    Args:
+        workload: what to measure; its model is moved to the transport's device.
+        transport: the ranks; every rank calls this, and all get one profile.
+        kinds: which compressors to measure.
+        iterations: as for :func:`measure`.
+        under_communication: as for :func:`measure`.
+        progress: called with what is done, of how much, and what is going on.
+
+    Raises:
+        InputError: as :func:`measure` and :func:`compression_costs`.
+        MismatchError: the ranks have different models.
+    """
+    device = str(transport.device)
+    profile = measure(
+        workload,
+        device=device,
+        iterations=iterations,
+        transport=transport,
+        under_communication=under_communication,
+        progress=lambda done, total: progress(done, total, ITERATIONS),
+    )
+    costs = compression_costs(
+        profile.model.parameters,
+        kinds=kinds,
+        device=device,
+        transport=transport,
+        progress=lambda done, total: progress(done, total, "compressors"),
+    )
+    return profile.model_copy(update={"compression": costs})
