@@ -170,13 +170,6 @@ def profile(
     compressors: Annotated[
         str, typer.Option(help="Cost them on the device: all, none, or names.")
     ] = "all",
-    under_communication: Annotated[
-        bool,
-        typer.Option(
-            "--under-communication",
-            help="Also measure the slow-down while all-reduces run beside it.",
-        ),
-    ] = False,
     backend: BackendOption = None,
     local_ranks: LocalRanks = None,
     emulate_link: EmulateLink = None,
@@ -200,7 +193,6 @@ def profile(
             transport,
             kinds=kinds,
             iterations=iterations,
-            under_communication=under_communication,
             progress=progress,
         )
     _finish(measured, output, json)

@@ -13,6 +13,13 @@ def seconds(value_s: float) -> str:
     return f"{_three_digits(value_s / 1e-9)} ns" if value_s else "0 s"
 
 
+def about(value_s: float, error_s: float | None) -> str:
+    """Return a duration with how far it may be off, if that is known."""
+    if error_s is None:
+        return seconds(value_s)
+    return f"{seconds(value_s)} ± {seconds(error_s)}"
+
+
 def nbytes(value: float) -> str:
     """Return a size in GB, MB, kB or B; 1 GB is 1e9 bytes."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

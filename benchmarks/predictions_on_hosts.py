@@ -13,7 +13,6 @@ convolutional network really computes.
 
 import argparse
 import json
-import statistics
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -44,13 +43,6 @@ def workload(name: str, folder: Path) -> str:
         profiles.resnet50().save(folder / "resnet50.json")
         return f"replay:{folder / 'resnet50.json'}"
     return f"{Path(__file__).parent / 'cnn.py'}:make"
-
-
-def errors(rows: list[tables.Line]) -> str:
-    """Return how far off the predictions are."""
-    off = [abs(row.error) for row in rows if row.error is not None]
-    middle, worst = units.percent(statistics.median(off)), units.percent(max(off))
-    return f"median error {middle}, worst {worst}"
 
 
 def main() -> None:
@@ -93,7 +85,7 @@ def main() -> None:
     parts = [
         f"# Predictions: {title}",
         tables.comparison(rows, ddp_s),
-        f"- Predictions: {errors(rows)}.\n"
+        f"- Predictions: {tables.error_sentence(rows)}.\n"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "

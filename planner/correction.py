@@ -126,7 +126,7 @@ def correction(
     busy_s = np.array([bucket.busy_s for bucket in timing.buckets])
     seen = [
         (quick.times().communicate_s, solution.times().communicate_s,
-         busy_s - expected.times.codec_s)
+         busy_s / expected.slowdown - expected.times.codec_s)
     ]  # fmt: skip
     if probe is not None:
         nbytes = np.array([probe.nbytes])

@@ -13,6 +13,7 @@ from comm_plan.planner.collective_cost import best_bus_bandwidth
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
+from comm_plan.planner.uncertainty import expected_error_s
 from comm_plan.plans.compression import method
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
@@ -44,16 +45,8 @@ def make_problem(
         _check_patterns(profile, patterns)
     prices = Prices(profile, network, ranks, patterns, settings.algorithm)
     tensors = profile.tensors
-    start = profile.backward_start_s
-    ready = start + np.array([tensor.ready_s for tensor in tensors])
-    backward_end = start + profile.backward_s
     problem = Problem(
-        compute=Compute(
-            ready_s=ready,
-            backward_end_s=max(backward_end, ready[-1]),
-            update_s=profile.update_s,
-            handoff_s=profile.handoff_s,
-        ),
+        compute=Compute.of(profile),
         numel=np.array([tensor.numel for tensor in tensors]),
         nbytes=np.array([tensor.nbytes for tensor in tensors]),
         dtypes=tuple(tensor.dtype for tensor in tensors),
@@ -111,6 +104,7 @@ def to_plan(
             baselines=dict(baselines),
             extrapolated_from=problem.extrapolated_from,
             timing=_timing(profile, schedule),
+            error_s=expected_error_s(problem, solution),
         ),
         inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
         emulated_link=network.emulated_link,
@@ -119,7 +113,7 @@ def to_plan(
 
 def _timing(profile: Profile, schedule: Schedule) -> Timing:
     rows = [schedule.ready_s, schedule.start_s, schedule.finish_s]
-    rows.append(schedule.times.codec_s)
+    rows.append(schedule.times.codec_s * schedule.slowdown)
     return Timing(
         backward_start_s=profile.backward_start_s,
         compute_end_s=schedule.compute_end_s,

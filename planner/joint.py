@@ -8,9 +8,13 @@ made early has two effects, and a state after a prefix of the gradients is a pai
     x' = x + compress_o(i..j)
     f' = max(f, r_j + x' + handoff) + communicate_o(i..j) + codec_o(i..j)
 
-Both are non-decreasing in x and f, so a state that is not better in either is never
-needed: only the Pareto frontier of each prefix is kept. The answer is the state of the
-whole model with the smallest ``max(backward end + x, f)``.
+Where computation and communication slow each other (``schedule``), the second line
+takes longer by the channel's share of it, and what the computation loses meanwhile is
+added to x' afterwards. A state that is not better in either is never needed, for with
+both smaller the same buckets end no later (of two that share something, neither gains
+by waiting, as their rates together are at least 1): only the Pareto frontier of each
+prefix is kept. The answer is the state of the whole model with the smallest
+``max(backward end + x, f)``.
 
 O(L^2) pairs of prefixes times options times frontier points, vectorised over all but
 one L. States that cannot end within ``limit_s`` any more are dropped. ``resolution_s``
@@ -20,7 +24,7 @@ worse by at most so much for each bucket of the best plan; with 0 it is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +32,8 @@ import numpy as np
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.schedule import beside
+from comm_plan.plans.profile import Rates
 
 MOST_CUTS = 128
 """Larger models are cut at so many places only, to bound the planning time."""
@@ -44,7 +50,7 @@ class _States:
     """Pareto-minimal states of all prefixes so far, N in all, prefix by prefix.
 
     Attributes:
-        x: [N] compression seconds spent.
+        x: [N] seconds by which the computation is late: compression, contention.
         f: [N] when the channel has finished.
         prefix: [N] how many tensors are sent.
         parent: [N] the state before the last bucket.
@@ -157,9 +163,13 @@ def _extend(
     begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
-    seconds = option.channel_s(starts, stop)[np.searchsorted(starts, prefix)]
     ready = problem.compute.ready_s[stop - 1] + x + problem.compute.handoff_s
-    f = np.maximum(states.f[begin:], ready) + seconds
+    f = np.maximum(states.f[begin:], ready)
+    which_start = np.searchsorted(starts, prefix)
+    for seconds, rates in _phases(problem, option, starts, stop):
+        left = np.maximum(0.0, problem.compute.backward_end_s + x - f)
+        takes, loses = beside(seconds[which_start], left, rates, np.minimum)
+        f, x = f + takes, x + loses
     return _States(
         x,
         f,
@@ -167,6 +177,20 @@ def _extend(
         np.arange(begin, begin + len(x)),
         np.full(len(x), which),
     )
+
+
+def _phases(
+    problem: Problem, option: Option, starts: IntArray, stop: int
+) -> Iterator[tuple[FloatArray, Rates]]:
+    """Yield what each of the buckets ``starts..stop`` does one after another."""
+    contention = problem.compute.contention
+    if contention is None:
+        yield option.channel_s(starts, stop), Rates()
+        return
+    startup = np.full(len(starts), option.startup_s)
+    yield startup, contention.startup
+    yield option.communicate_s(starts, stop) - startup, contention.transfer
+    yield option.codec_s[stop] - option.codec_s[starts], contention.codec
 
 
 def _joined(parts: Sequence[_States]) -> _States:

@@ -8,6 +8,7 @@ option keeps prefix sums over the model's L tensors, and the cost of the bucket
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -68,6 +69,11 @@ class Option:
     def communicate_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return the seconds of all collective calls for buckets ``start..stop``."""
         return sum((leg.seconds(start, stop) for leg in self.legs), np.zeros(()))
+
+    @cached_property
+    def startup_s(self) -> float:
+        """Seconds of all collective calls for a bucket without bytes."""
+        return sum(leg.curve.startup_s for leg in self.legs)
 
     def channel_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return how long buckets ``start..stop`` keep the channel: decoding too."""

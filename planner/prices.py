@@ -35,18 +35,21 @@ class DeviceCost:
     Attributes:
         densities: [D] measured, increasing.
         compress: [D] curves over elements: what delays backward.
-        encode: [D] curves over elements: on the communication thread, before sending.
-        decompress: [D] curves over elements, one message each.
+        codec: [D] curves over elements: what keeps the communication thread.
     """
 
     densities: FloatArray
     compress: tuple[CostCurve, ...]
-    encode: tuple[CostCurve, ...]
-    decompress: tuple[CostCurve, ...]
+    codec: tuple[CostCurve, ...]
 
     @classmethod
-    def measured(cls, costs: tuple[CompressionCost, ...]) -> DeviceCost:
-        """Return the interpolation of a profile's entries for one compressor."""
+    def measured(cls, costs: tuple[CompressionCost, ...], messages: int) -> DeviceCost:
+        """Return the interpolation of a profile's entries for one compressor.
+
+        Args:
+            costs: the entries.
+            messages: how many have to be decoded.
+        """
         densities = sorted({cost.density for cost in costs})
         groups = [
             sorted((c for c in costs if c.density == d), key=lambda c: c.numel)
@@ -54,16 +57,14 @@ class DeviceCost:
         ]
         return cls(
             np.array(densities),
-            *(
-                tuple(_curve({c.numel: getattr(c, name) for c in g}) for g in groups)
-                for name in ("compress_s", "encode_s", "decompress_s")
-            ),
+            tuple(_curve({c.numel: c.compress_s for c in g}) for g in groups),
+            tuple(_curve({c.numel: c.codec_s(messages) for c in g}) for g in groups),
         )
 
     def seconds(
         self, numel: FloatArray, density: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return seconds to compress, encode and decompress one message, [L] each.
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return seconds on the compute stream and on the communication thread, [L].
 
         Args:
             numel: [L] elements.
@@ -82,7 +83,7 @@ class DeviceCost:
             mixed = (1 - share) * table[low, rows] + share * table[high, rows]
             return np.asarray(mixed, dtype=np.float64)
 
-        return between(self.compress), between(self.encode), between(self.decompress)
+        return between(self.compress), between(self.codec)
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:
@@ -110,7 +111,9 @@ class Prices:
     dense_layers: tuple[str, ...] | None = None
     algorithm: str | None = None
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
-    _devices: dict[str, DeviceCost] = field(default_factory=dict, repr=False)
+    _devices: dict[tuple[str, int], DeviceCost] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
     def dense(self) -> Option:
@@ -120,6 +123,12 @@ class Prices:
             InputError: the network says nothing about all-reduce.
         """
         return self.option(Dense())
+
+    def at(self, profile: Profile, network: Network) -> Prices:
+        """Return the prices at other costs of the same model."""
+        return Prices(
+            profile, network, self.world_size, self.dense_layers, self.algorithm
+        )
 
     def curve(self, collective: str) -> CostCurve:
         """Return what ``collective`` costs.
@@ -143,15 +152,15 @@ class Prices:
         problem = spec.too_many_ranks(collective, self.world_size)
         if problem is not None:
             raise InputError(problem)
-        compress, encode, decompress = self._device_seconds(spec)
         messages = COLLECTIVES[collective].messages(self.world_size)
+        compress, codec = self._device_seconds(spec, messages)
         return Option(
             compressor=spec,
             collective=collective,
             ratio=spec.ratio,
             legs=tuple(self._legs(spec, collective)),
             compress_s=prefix_sums(compress),
-            codec_s=prefix_sums(encode + decompress * messages),
+            codec_s=prefix_sums(codec),
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
         )
 
@@ -166,17 +175,20 @@ class Prices:
             kept = any(fnmatchcase(n, p) for p in self.dense_layers for n in names)
         return tensor.dtype == "float32" and not kept
 
-    def _device_seconds(self, spec: Spec) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _device_seconds(
+        self, spec: Spec, messages: int
+    ) -> tuple[FloatArray, FloatArray]:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
-            if spec.kind not in self._devices:
-                self._devices[spec.kind] = DeviceCost.measured(costs)
+            key = spec.kind, messages
+            if key not in self._devices:
+                self._devices[key] = DeviceCost.measured(costs, messages)
             densities = np.array(spec.densities(len(numel)))
-            return self._devices[spec.kind].seconds(numel, densities)
+            return self._devices[key].seconds(numel, densities)
         if spec.lossless:
             free = np.zeros(len(numel))
-            return free, free, free
+            return free, free
         raise InputError(
             f"profile has no compression costs for {spec.kind}: profile again with it, "
             "or add them to the profile's compression"

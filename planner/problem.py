@@ -211,12 +211,13 @@ class Solution:
     def times(self) -> BucketTimes:
         """Return what each bucket costs, one vectorised step per distinct option."""
         starts, stops = self.starts, self.stops
-        rows = np.zeros((3, len(stops)))
+        rows = np.zeros((4, len(stops)))
         which = np.array([id(option) for option in self.options])
         for option in {id(option): option for option in self.options}.values():
             sent_so = which == id(option)
             a, b = starts[sent_so], stops[sent_so]
             rows[0, sent_so] = option.compress_s[b] - option.compress_s[a]
-            rows[1, sent_so] = option.communicate_s(a, b)
-            rows[2, sent_so] = option.codec_s[b] - option.codec_s[a]
+            rows[1, sent_so] = option.startup_s
+            rows[2, sent_so] = option.communicate_s(a, b) - option.startup_s
+            rows[3, sent_so] = option.codec_s[b] - option.codec_s[a]
         return BucketTimes(*rows)

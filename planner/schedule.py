@@ -13,15 +13,28 @@ before it takes the next bucket::
 
 For dense buckets all but communication is free unless a profile says otherwise. This
 is Eq. 6 to 8 of the MG-WFBP paper, with Eq. 20 for merged layers, for any cost.
+
+Where a profile knows how computation and communication slow each other
+(``Contention``), every message has three phases one after another: it starts up, its
+bytes travel, it is decoded. While a phase and the computation go on beside each other,
+both proceed at the rates measured for that kind of phase; what the computation loses
+delays every gradient that is not ready yet. For a rate of 1 all is as above. Of the
+compression that is still to come nothing is known to a message under way: it takes the
+computation to end after the compression so far.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.plans.profile import Contention, Profile, Rates
+
+Number = TypeVar("Number", float, FloatArray)
 
 
 @dataclass(frozen=True)
@@ -34,25 +47,55 @@ class Compute:
         backward_end_s: when backward ends, on the same clock.
         update_s: duration of the optimizer's step.
         handoff_s: from when a bucket is ready to when an idle channel takes it.
+        contention: how computation and communication slow each other; None: not.
     """
 
     ready_s: FloatArray
     backward_end_s: float
     update_s: float
     handoff_s: float = 0.0
+    contention: Contention | None = None
+
+    @classmethod
+    def of(cls, profile: Profile) -> Compute:
+        """Return the computation that ``profile`` measured."""
+        begin_s = profile.backward_start_s
+        ready_s = begin_s + np.array([tensor.ready_s for tensor in profile.tensors])
+        return cls(
+            ready_s=ready_s,
+            backward_end_s=max(begin_s + profile.backward_s, float(ready_s[-1])),
+            update_s=profile.update_s,
+            handoff_s=profile.handoff_s,
+            contention=profile.contention,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class BucketTimes:
-    """Seconds that each bucket takes, [B] each.
+    """Seconds that each bucket takes if nothing slows it, [B] each.
 
-    ``compress_s`` of the compute stream; ``communicate_s`` of the network; ``codec_s``
-    of the communication thread: encoding and decoding.
+    Attributes:
+        compress_s: of the compute stream.
+        startup_s: of the network, however few bytes there were.
+        transfer_s: of the network, for the bytes.
+        codec_s: of the communication thread: encoding and decoding.
     """
 
     compress_s: FloatArray
-    communicate_s: FloatArray
+    startup_s: FloatArray
+    transfer_s: FloatArray
     codec_s: FloatArray
+
+    @property
+    def communicate_s(self) -> FloatArray:
+        """[B] seconds of the network."""
+        return self.startup_s + self.transfer_s
+
+    @property
+    def without_network(self) -> BucketTimes:
+        """The times if communication were free."""
+        free = np.zeros_like(self.codec_s)
+        return BucketTimes(self.compress_s, free, free, self.codec_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +109,7 @@ class Schedule:
         start_s: [B] when the channel takes it.
         finish_s: [B] when it is communicated and decoded.
         compute_end_s: when backward and all compression end.
+        slowdown: [B] how many times as long as alone the channel is busy with each.
         iteration_s: the whole iteration.
         exposed_s: iteration_s minus that of the same plan with free communication.
     """
@@ -76,29 +120,51 @@ class Schedule:
     start_s: FloatArray
     finish_s: FloatArray
     compute_end_s: float
+    slowdown: FloatArray
     iteration_s: float
     exposed_s: float
 
 
 def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Schedule:
     """Return the timeline of the buckets that end at ``stops`` [B]."""
-    compressed = np.cumsum(times.compress_s)
-    ready = compute.ready_s[stops - 1] + compressed
-    sendable = ready + compute.handoff_s
-    start, finish = _channel(sendable, times.communicate_s + times.codec_s)
-    _, free = _channel(sendable, times.codec_s)
-    compute_end = compute.backward_end_s + float(compressed[-1])
-    end = max(compute_end, float(finish[-1]))
+    passage = _pass(compute, stops, times)
+    free = _pass(compute, stops, times.without_network)
+    alone_s = times.communicate_s + times.codec_s
+    busy_s = passage.finish_s - passage.start_s
     return Schedule(
         stops=stops,
         times=times,
-        ready_s=ready,
-        start_s=start,
-        finish_s=finish,
-        compute_end_s=compute_end,
-        iteration_s=end + compute.update_s,
-        exposed_s=end - max(compute_end, float(free[-1])),
+        ready_s=passage.ready_s,
+        start_s=passage.start_s,
+        finish_s=passage.finish_s,
+        compute_end_s=passage.compute_end_s,
+        slowdown=np.divide(
+            busy_s, alone_s, out=np.ones_like(busy_s), where=alone_s > 0
+        ),
+        iteration_s=passage.end_s + compute.update_s,
+        exposed_s=passage.end_s - free.end_s,
     )
+
+
+def beside(
+    seconds: Number,
+    left_s: Number,
+    rates: Rates,
+    least: Callable[[Number, Number], Number],
+) -> tuple[Number, Number]:
+    """Let the channel be busy while the computation goes on.
+
+    Args:
+        seconds: how long, if nothing else went on.
+        left_s: of computation from then on, alone; 0 or more.
+        rates: of both beside each other.
+        least: returns the smaller of two: ``min`` or ``numpy.minimum``.
+
+    Returns:
+        Seconds that it takes, and seconds that the computation loses.
+    """
+    both_s = least(seconds / rates.channel, left_s / rates.compute)
+    return seconds + (1 - rates.channel) * both_s, (1 - rates.compute) * both_s
 
 
 def lower_bound_s(
@@ -121,12 +187,58 @@ def lower_bound_s(
     return max(compute.backward_end_s, last) + compute.update_s
 
 
-def _channel(ready: FloatArray, busy: FloatArray) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True, eq=False)
+class _Passage:
+    """When buckets pass the channel, and when the computation beside it ends."""
+
+    ready_s: FloatArray
+    start_s: FloatArray
+    finish_s: FloatArray
+    compute_end_s: float
+
+    @property
+    def end_s(self) -> float:
+        """When both have ended."""
+        return max(self.compute_end_s, float(self.finish_s[-1]))
+
+
+def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     """Pass buckets through one first-in, first-out channel."""
-    starts, finishes, free = [], [], 0.0
-    for at, seconds in zip(ready.tolist(), busy.tolist(), strict=True):
-        start = max(free, at)
-        free = start + seconds
-        starts.append(start)
-        finishes.append(free)
-    return np.array(starts), np.array(finishes)
+    compressed = np.cumsum(times.compress_s)
+    alone = compute.ready_s[stops - 1] + compressed
+    ends = compute.backward_end_s + compressed
+    ready_s, start_s, finish_s = [], [], []
+    free_s, lost_s = 0.0, 0.0
+    for alone_s, end_s, phases in zip(
+        alone.tolist(), ends.tolist(), _phases(compute.contention, times), strict=True
+    ):
+        ready_s.append(alone_s + lost_s)
+        free_s = max(free_s, ready_s[-1] + compute.handoff_s)
+        start_s.append(free_s)
+        for seconds, rates in phases:
+            left_s = max(0.0, end_s + lost_s - free_s)
+            takes_s, loses_s = beside(seconds, left_s, rates, min)
+            free_s += takes_s
+            lost_s += loses_s
+        finish_s.append(free_s)
+    return _Passage(
+        np.array(ready_s),
+        np.array(start_s),
+        np.array(finish_s),
+        compute_end_s=float(ends[-1]) + lost_s,
+    )
+
+
+def _phases(
+    contention: Contention | None, times: BucketTimes
+) -> Iterator[Sequence[tuple[float, Rates]]]:
+    """Yield the phases of each bucket."""
+    if contention is None:
+        alone = Rates()
+        for seconds in (times.communicate_s + times.codec_s).tolist():
+            yield ((seconds, alone),)
+        return
+    kinds = (contention.startup, contention.transfer, contention.codec)
+    rows = np.stack([times.startup_s, times.transfer_s, times.codec_s])
+    for row in rows.T.tolist():
+        yield tuple(zip(row, kinds, strict=True))

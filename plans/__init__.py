@@ -40,12 +40,13 @@ from comm_plan.plans.plan import (
 from comm_plan.plans.profile import (
     DTYPE_NBYTES,
     CompressionCost,
+    Contention,
     Device,
     Model,
     Profile,
+    Rates,
     Spread,
     TensorTiming,
-    UnderCommunication,
     fingerprint,
 )
 from comm_plan.plans.run import (
@@ -89,6 +90,7 @@ __all__ = [
     "CollectiveCost",
     "CompressionCost",
     "CompressorSpec",
+    "Contention",
     "Curve",
     "Dense",
     "Device",
@@ -108,6 +110,7 @@ __all__ = [
     "Predicted",
     "Profile",
     "Qsgd",
+    "Rates",
     "Replan",
     "Round",
     "RunRecord",
@@ -123,7 +126,6 @@ __all__ = [
     "Traffic",
     "Trial",
     "Tuning",
-    "UnderCommunication",
     "Vgc",
     "check_writable",
     "fingerprint",

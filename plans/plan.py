@@ -44,7 +44,8 @@ class Predicted(Value):
 
     ``baselines`` maps the name of another solver to its predicted ``iteration_s``.
     ``extrapolated_from`` is the measured world size when the plan is for another one.
-    ``timing`` says when what happens.
+    ``timing`` says when what happens. ``error_s`` is how far ``iteration_s`` may be off
+    (one standard deviation) because what it is made of scatters.
     """
 
     iteration_s: Seconds
@@ -53,6 +54,7 @@ class Predicted(Value):
     baselines: dict[str, Seconds] = {}
     extrapolated_from: int | None = None
     timing: Timing | None = None
+    error_s: Seconds | None = None
 
 
 class Inputs(Value):

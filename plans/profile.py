@@ -83,6 +83,7 @@ class CompressionCost(Value):
     ``compress_s``: what delays backward: add the gradient to the state, select.
     ``encode_s``: what the communication thread does before it sends.
     ``decompress_s``: decode one rank's message into the averaged gradient.
+    ``another_s``: what each further rank's message adds to that; None: as much again.
     ``density`` is 1 for compressors that send every element.
     """
 
@@ -91,6 +92,12 @@ class CompressionCost(Value):
     compress_s: Seconds
     encode_s: Seconds = 0.0
     decompress_s: Seconds
+    another_s: Seconds | None = None
+
+    def codec_s(self, messages: int) -> float:
+        """Return what the communication thread needs if so many messages come back."""
+        another_s = self.decompress_s if self.another_s is None else self.another_s
+        return self.encode_s + self.decompress_s + (messages - 1) * another_s
 
 
 class Spread(Value):
@@ -100,13 +107,44 @@ class Spread(Value):
     p95_s: Seconds
 
 
-class UnderCommunication(Value):
-    """The same model while a dummy all-reduce runs all the time beside it."""
+Rate = Annotated[float, Field(gt=0, le=1)]
 
-    world_size: Annotated[int, Field(gt=1)]
-    forward_s: Seconds
-    backward_s: Seconds
-    slowdown: Annotated[float, Field(gt=0)]
+ROUNDING = 1e-9
+"""Rates that are together so little below 1 are together 1."""
+
+
+class Rates(Value):
+    """How fast two things go beside each other; 1: as fast as alone.
+
+    ``compute`` is that of the computation, ``channel`` that of what the communication
+    thread is doing. What two share they cannot lose both, so together they are at
+    least 1.
+    """
+
+    compute: Rate = 1.0
+    channel: Rate = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.compute + self.channel < 1 - ROUNDING:
+            raise ValueError(
+                f"rates of {self.compute} and {self.channel} are together below 1: "
+                "one after the other would be faster"
+            )
+        return self
+
+
+class Contention(Value):
+    """How computation and communication of ``world_size`` ranks slow each other.
+
+    ``startup``: while messages start up; ``transfer``: while their bytes travel;
+    ``codec``: while the communication thread encodes or decodes.
+    """
+
+    world_size: Annotated[int, Field(ge=1)]
+    startup: Rates = Rates()
+    transfer: Rates = Rates()
+    codec: Rates = Rates()
 
 
 class Profile(Document):
@@ -114,7 +152,8 @@ class Profile(Document):
 
     ``waiting_s`` is what an iteration takes beyond its parts because the ranks wait for
     each other. ``handoff_s`` passes before the communication thread, if it has nothing
-    to do, takes a bucket that is ready.
+    to do, takes a bucket that is ready. Without ``contention`` computation and
+    communication are taken not to slow each other.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/profile"
@@ -133,7 +172,7 @@ class Profile(Document):
     iterations: Annotated[int, Field(gt=0)] | None = None
     forward_spread: Spread | None = None
     backward_spread: Spread | None = None
-    under_communication: UnderCommunication | None = None
+    contention: Contention | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -79,7 +79,7 @@ class RunRecord(Document):
     The plan is the one that the run began with; ``replans`` are those that followed,
     and ``traffic`` and ``timing`` are of the last one. ``timing`` holds medians over
     the steps, rank 0's; ``losses`` its training loss in each step, None where that was
-    inf or NaN.
+    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
@@ -98,6 +98,7 @@ class RunRecord(Document):
     iteration: IterationTimes
     iterations_s: tuple[Seconds, ...] = ()
     predicted_iteration_s: Seconds | None = None
+    predicted_error_s: Seconds | None = None
     traffic: Traffic | None = None
     evaluations: tuple[Evaluation, ...] = ()
     final_loss: float | None = None

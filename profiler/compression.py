@@ -3,8 +3,9 @@
 Each point is one bucket of standard normal gradients, and the cost of one of its
 tensors: ``compress_s`` is add and before it, unless the method is linear, the engine's
 look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is decode of
-one rank's message and write. Medians, after a warm-up. All ranks measure at once, since
-in training they compress at once and may share cores; the slowest counts.
+one rank's message and write, ``another_s`` what each further message adds where they
+are gathered. Medians, after a warm-up. All ranks measure at once, since in training
+they compress at once and may share cores; the rank that needs longest counts.
 
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
@@ -23,8 +24,9 @@ from statistics import median
 
 import torch
 
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
-from comm_plan.compressors.base import Compressor, Context, Slot
+from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.errors import InputError
 from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, spec_class
@@ -39,6 +41,9 @@ GROWTH = 8
 
 BUCKET_NUMEL, MOST_TENSORS = 2**23, 64
 """A point's tensors have together so many elements, if that many tensors suffice."""
+
+FURTHER = 4
+"""So many messages more are decoded to see what each adds."""
 
 _REPETITIONS = 5
 _WARMUP = 2
@@ -88,13 +93,9 @@ def compression_costs(
 
 
 def _slowest(*of_ranks: CompressionCost) -> CompressionCost:
-    """Return the longest of each time."""
-    return of_ranks[0].model_copy(
-        update={
-            name: max(getattr(cost, name) for cost in of_ranks)
-            for name in ("compress_s", "encode_s", "decompress_s")
-        }
-    )
+    """Return the cost of the rank that needs longest for all together."""
+    messages = len(of_ranks)
+    return max(of_ranks, key=lambda cost: cost.compress_s + cost.codec_s(messages))
 
 
 def sizes(largest_numel: int) -> list[int]:
@@ -127,7 +128,8 @@ def _measured(
     gradient = torch.randn(numel, device=device)
     moment = spec.second_moment_at(density)
     second_moment = None if moment is None else torch.full_like(gradient, moment)
-    laps: list[tuple[float, float, float]] = []
+    gathered = COLLECTIVES[compressor.collective].messages(FURTHER + 1) > 1
+    laps: list[tuple[float, float, float, float]] = []
     means = torch.empty(tensors, numel, device=device)
     for step in range(_WARMUP + _REPETITIONS):
         _empty(compressor)
@@ -141,12 +143,15 @@ def _measured(
         compressor.agree(lambda _: None)
         message = compressor.encode()
         encoded_s = _now(device)
-        compressor.decode([message])
-        for index in range(tensors):
-            place = compressor.view(index)
-            compressor.write(index, means[index] if place is None else place)
-        laps.append((added_s - begin_s, encoded_s - added_s, _now(device) - encoded_s))
-    compress_s, encode_s, decompress_s = (
+        _hand_out(compressor, [message], means)
+        first_s = _now(device)
+        if gathered:
+            _hand_out(compressor, [message] * (FURTHER + 1), means)
+        both_s = _now(device) - encoded_s
+        decoded_s = first_s - encoded_s
+        another_s = max(0.0, (both_s - 2 * decoded_s) / FURTHER)
+        laps.append((added_s - begin_s, encoded_s - added_s, decoded_s, another_s))
+    compress_s, encode_s, decompress_s, another_s = (
         median(lap) / tensors for lap in zip(*laps[_WARMUP:], strict=True)
     )
     return CompressionCost(
@@ -155,7 +160,18 @@ def _measured(
         compress_s=compress_s,
         encode_s=encode_s,
         decompress_s=decompress_s,
+        another_s=another_s if gathered else None,
     )
+
+
+def _hand_out(
+    compressor: Compressor, messages: Sequence[Message], means: torch.Tensor
+) -> None:
+    """Decode ``messages`` and write their means to ``means`` [tensors, numel]."""
+    compressor.decode(messages)
+    for index, mean in enumerate(means):
+        place = compressor.view(index)
+        compressor.write(index, mean if place is None else place)
 
 
 def _empty(compressor: Compressor) -> None:

@@ -1,76 +1,115 @@
-"""Keep the network and its threads busy while something else is measured.
+"""Keep the communication thread busy while something else is measured.
 
-Communication slows the computation beside it. To measure by how much, a thread on
-every rank calls one all-reduce after the other while the iterations run.
-
-All ranks must call it equally often. So the first element of the buffer counts, by the
-all-reduce itself, how many ranks have finished measuring; every rank sees the same
-count and stops in the same round, the one in which all have.
+A thread calls one job after the other and times each. A job that is a collective must
+be called equally often on all ranks. So the first element of :class:`AllReduce`'s
+buffer counts, by the all-reduce itself, how many ranks have finished measuring; every
+rank sees the same count and stops in the same round, the one in which all have.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from comm_plan.transports.base import Transport
 
+Job = Callable[[bool], bool]
+"""Told whether this rank has finished; returns whether to stop."""
+
 
 @contextmanager
-def background_all_reduce(transport: Transport, numel: int) -> Iterator[None]:
-    """All-reduce ``numel`` float32 zeros over and over inside the ``with`` block.
+def repeated(job: Job, device: torch.device) -> Iterator[list[float]]:
+    """Call ``job`` over and over inside the ``with`` block, on a thread of its own.
 
-    A collective call: every rank must enter and leave it.
+    On CUDA on a stream of its own too.
 
     Args:
-        transport: its duplicate carries the traffic.
-        numel: elements of the buffer, at least 1.
+        job: what to call.
+        device: where it works.
+
+    Yields:
+        The seconds of each call so far.
 
     Raises:
-        CollectiveError: an all-reduce failed.
+        Exception: what the job raised, after the block.
     """
-    channel = transport.duplicate()
     finished = threading.Event()
     failures: list[Exception] = []
-    thread = threading.Thread(
-        target=_run, args=(channel, numel, finished, failures), daemon=True
-    )
+    seconds: list[float] = []
+
+    def run() -> None:
+        try:
+            with _own_stream(device):
+                stop = False
+                while not stop:
+                    begin_s = time.perf_counter()
+                    stop = job(finished.is_set())
+                    seconds.append(time.perf_counter() - begin_s)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield
+        yield seconds
     finally:
         finished.set()
         thread.join()
-        channel.close()
     if failures:
         raise failures[0]
 
 
-def _run(
-    channel: Transport,
-    numel: int,
-    finished: threading.Event,
-    failures: list[Exception],
-) -> None:
-    try:
-        if channel.device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(channel.device)):
-                _all_reduce_until_all_finished(channel, numel, finished)
-        else:
-            _all_reduce_until_all_finished(channel, numel, finished)
-    except Exception as error:
-        failures.append(error)
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
 
 
-def _all_reduce_until_all_finished(
-    channel: Transport, numel: int, finished: threading.Event
-) -> None:
-    buffer = torch.zeros(numel, device=channel.device)
-    while True:
-        buffer[0] = float(finished.is_set())
-        channel.all_reduce(buffer)
-        if buffer[0].item() == channel.world_size:
-            return
+class AllReduce:
+    """All-reduces zeros until every rank has finished.
+
+    Args:
+        channel: carries the traffic.
+        numel: float32 elements of the buffer, at least 1.
+    """
+
+    def __init__(self, channel: Transport, numel: int) -> None:
+        self._channel = channel
+        self._buffer = torch.zeros(numel, device=channel.device)
+
+    def __call__(self, finished: bool) -> bool:
+        """Return whether all ranks have finished.
+
+        Raises:
+            CollectiveError: the all-reduce failed.
+        """
+        self._buffer[0] = float(finished)
+        self._channel.all_reduce(self._buffer)
+        return self._buffer[0].item() == self._channel.world_size
+
+
+class Codec:
+    """Goes over a buffer as encoding and decoding do, until this rank has finished.
+
+    Args:
+        device: where.
+        numel: float32 elements of the buffer, at least 1.
+    """
+
+    def __init__(self, device: torch.device, numel: int) -> None:
+        self._source = torch.ones(numel, device=device)
+        self._target = torch.zeros(numel, device=device)
+
+    def __call__(self, finished: bool) -> bool:
+        """Return whether this rank has finished."""
+        torch.add(self._target, self._source, out=self._target)
+        if self._source.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return finished

@@ -1,7 +1,8 @@
 """Measure a workload: how long its parts take and when each gradient is ready.
 
 Medians over the iterations; on several ranks the slowest rank's, and what an iteration
-takes beyond its parts because ranks wait for each other (``waiting``). The tensors are
+takes beyond its parts because ranks wait for each other (``waiting``), and how much
+computation and communication slow each other (``contention``). The tensors are
 in the order in which their hooks ran; where that differs between iterations, in the
 order of their median times. A trainable tensor that gets no gradient must still be in a
 plan: it comes last, ready at the end of backward.
@@ -26,9 +27,9 @@ from comm_plan.plans import (
     Profile,
     Spread,
     TensorTiming,
-    UnderCommunication,
 )
 from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
+from comm_plan.profiler.contention import contention
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import (
     describe_device,
@@ -36,7 +37,6 @@ from comm_plan.profiler.environment import (
     usable_device,
 )
 from comm_plan.profiler.handoff import handoff_s
-from comm_plan.profiler.interference import background_all_reduce
 from comm_plan.profiler.ranks import check_same_model, order_of_ranks, slowest_of
 from comm_plan.profiler.timings import (
     Measurable,
@@ -58,9 +58,6 @@ ITERATIONS = (30, 200)
 LONG_ENOUGH_S = 5.0
 """Short iterations vary most, and many of them take no longer than this."""
 
-MAX_DUMMY_NUMEL = 25 * 2**20 // 4
-"""The dummy all-reduce is as large as the model, up to a bucket of PyTorch's DDP."""
-
 HANDOFF_ITERATIONS = 10
 """Iterations in which gradients are handed to another thread."""
 
@@ -75,7 +72,6 @@ def measure(
     iterations: int | None = None,
     warmup: int = 5,
     transport: Transport | None = None,
-    under_communication: bool = False,
     progress: PassProgress | None = None,
 ) -> Profile:
     """Return the profile of ``workload``, which these iterations train.
@@ -87,8 +83,6 @@ def measure(
             many more as :data:`LONG_ENOUGH_S` has room for, 200 at most.
         warmup: how many to run before.
         transport: on several ranks: every rank calls this, and all get one profile.
-        under_communication: on several ranks: measure a second time, beside a dummy
-            all-reduce, how much communication slows computation.
         progress: called with the number of iterations done and of all of a pass.
 
     Raises:
@@ -119,14 +113,8 @@ def measure(
         profile = _profile(
             workload, target, trial.parameters, of_ranks, rendezvous.alone_s(), lag_s
         )
-        if ranks.world_size == 1 or not under_communication:
-            return profile
-        with background_all_reduce(ranks, min(MAX_DUMMY_NUMEL, numel)):
-            own = trial.run(iterations or ITERATIONS[0], warmup, progress)
-        beside = slowest_of(ranks.gather_objects(own))
-        return profile.model_copy(
-            update={"under_communication": _under(profile, beside, ranks.world_size)}
-        )
+    alone = Trial(workload, target, ranks.rank, ranks.world_size)
+    return profile.model_copy(update={"contention": contention(alone, ranks, numel)})
 
 
 def _how_many(of_ranks: Sequence[Timings]) -> int:
@@ -228,14 +216,3 @@ def bound_by(timings: Timings) -> str:
 def _spread(times_s: SecondsArray) -> Spread:
     p05_s, p95_s = np.percentile(times_s, [5, 95])
     return Spread(p05_s=float(p05_s), p95_s=float(p95_s))
-
-
-def _under(alone: Profile, beside: Timings, world_size: int) -> UnderCommunication:
-    forward_s = float(np.median(beside.forward_s))
-    backward_s = float(np.median(beside.backward_s))
-    return UnderCommunication(
-        world_size=world_size,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        slowdown=(forward_s + backward_s) / (alone.forward_s + alone.backward_s),
-    )

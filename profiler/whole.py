@@ -22,7 +22,6 @@ def measure_all(
     *,
     kinds: Sequence[str],
     iterations: int | None = None,
-    under_communication: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Return what :func:`measure` says, with the costs of compressors.
@@ -32,7 +31,6 @@ def measure_all(
         transport: the ranks; every rank calls this, and all get one profile.
         kinds: which compressors to measure.
         iterations: as for :func:`measure`.
-        under_communication: as for :func:`measure`.
         progress: called with what is done, of how much, and what is going on.
 
     Raises:
@@ -45,7 +43,6 @@ def measure_all(
         device=device,
         iterations=iterations,
         transport=transport,
-        under_communication=under_communication,
         progress=lambda done, total: progress(done, total, ITERATIONS),
     )
     costs = compression_costs(

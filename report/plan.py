@@ -53,7 +53,7 @@ def _prediction(plan: Plan) -> Iterator[Fact]:
     predicted = plan.predicted
     if predicted is None:
         return
-    iteration = units.seconds(predicted.iteration_s)
+    iteration = units.about(predicted.iteration_s, predicted.error_s)
     if predicted.extrapolated_from is not None:
         iteration += f", extrapolated from {predicted.extrapolated_from} ranks"
     yield "iteration, predicted", iteration

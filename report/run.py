@@ -71,7 +71,8 @@ def _times(record: RunRecord) -> Iterator[Fact]:
     yield "iteration, min to p95", f"{spread}, {measured.count} iterations"
     error = prediction_error(record)
     if record.predicted_iteration_s is not None and error is not None:
-        predicted = units.seconds(record.predicted_iteration_s)
+        about = record.predicted_iteration_s, record.predicted_error_s
+        predicted = units.about(*about)
         side = "below" if error < 0 else "above"
         yield (
             "iteration, predicted",

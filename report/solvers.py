@@ -103,6 +103,10 @@ class DrawnSchedule(Protocol):
         """[B] when each bucket leaves the channel."""
 
     @property
+    def slowdown(self) -> FloatArray:
+        """[B] how many times as long as alone each keeps the channel."""
+
+    @property
     def compute_end_s(self) -> float:
         """When backward and compression end."""
 
@@ -196,7 +200,8 @@ def timeline(
         add("backward", now, ready - compress_s, number)
         add("compression", ready - compress_s, ready, number)
         start, finish = schedule.start_s[number], schedule.finish_s[number]
-        sent = float(start + times.communicate_s[number])
+        communicate_s = times.communicate_s[number] * schedule.slowdown[number]
+        sent = float(start + communicate_s)
         add("communication", float(start), sent, number)
         add("decompression", sent, float(finish), number)
         now = ready

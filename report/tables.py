@@ -8,6 +8,7 @@ from rich.table import Table
 
 from comm_plan import units
 from comm_plan.plans import (
+    Contention,
     Document,
     Network,
     Plan,
@@ -76,14 +77,8 @@ def profile_rows(profile: Profile) -> list[Fact]:
     ]
     if profile.iterations is not None:
         rows.append(("iterations", f"{profile.iterations}, medians"))
-    beside = profile.under_communication
-    if beside is not None:
-        rows.append(
-            (
-                "while communicating",
-                f"{beside.slowdown:.2f} times as long, {beside.world_size} ranks",
-            )
-        )
+    if profile.contention is not None:
+        rows.append(("beside communication", _rates(profile.contention)))
     if profile.compression:
         rows.append(("compressors costed", ", ".join(profile.compression)))
     return rows
@@ -103,6 +98,20 @@ def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:
         for tensor in profile.tensors
         if tensor.name in chosen
     ]
+
+
+def _rates(contention: Contention) -> str:
+    """Return how fast computation goes on beside what the channel does."""
+    kinds = {
+        "messages": contention.startup,
+        "bytes": contention.transfer,
+        "compression": contention.codec,
+    }
+    return "computation at " + ", ".join(
+        f"{units.percent(rates.compute)} beside {what} (at "
+        f"{units.percent(rates.channel)})"
+        for what, rates in kinds.items()
+    )
 
 
 def _tensors_title(count: int) -> str:

@@ -111,6 +111,7 @@ class Recorder:
             iteration=_summary(of_ranks),
             iterations_s=tuple(of_ranks),
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
+            predicted_error_s=plan.predicted and plan.predicted.error_s,
             traffic=self._traffic(),
             evaluations=tuple(self.evaluations),
             final_loss=_finite(self._losses[-1]) if self._losses else None,

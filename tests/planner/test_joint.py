@@ -8,6 +8,7 @@ from comm_plan.planner.auto import menu
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.problem import Settings
 from comm_plan.tests.support import every_plan
+from comm_plan.tests.support.contention import in_contention
 
 KINDS = ("fp16", "topk", "terngrad")
 
@@ -48,6 +49,23 @@ def test_joint_planning_equals_brute_force(build, hundred):
             solution = joint.best(problem, options, limit_s)
             iteration_s = problem.simulate(solution).iteration_s
             assert iteration_s == pytest.approx(fastest, rel=1e-12), seed
+        assert joint.best(problem, options, fastest * (1 - 1e-6)) is None, seed
+
+
+@pytest.mark.parametrize("hundred", range(3))
+def test_joint_planning_equals_brute_force_in_contention(build, hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        rng = np.random.default_rng(seed)
+        problem = in_contention(
+            random_problem(build, rng, int(rng.integers(1, 4))), rng
+        )
+        every = menu(problem)
+        picked = rng.choice(len(every) - 1, 2, replace=False) + 1
+        options = [every[0], *(every[i] for i in picked)]
+        fastest = every_plan.simulated(problem, options).min()
+        solution = joint.best(problem, options)
+        iteration_s = problem.simulate(solution).iteration_s
+        assert iteration_s == pytest.approx(fastest, rel=1e-12), seed
         assert joint.best(problem, options, fastest * (1 - 1e-6)) is None, seed
 
 

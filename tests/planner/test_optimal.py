@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.planner import optimal
+from comm_plan.planner import joint, optimal
 from comm_plan.planner.curve import CostCurve, affine, from_points
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.merging import by_deques, by_search
 from comm_plan.planner.problem import Settings
 from comm_plan.tests.support import documents, every_plan
+from comm_plan.tests.support.contention import in_contention
 from comm_plan.tests.support.planning import planned
 
 INSTANCES = 10_000
@@ -186,3 +187,22 @@ def test_optimal_sends_the_fewest_messages_within_the_tolerance(seed, tolerance)
     assert len(solution.stops) == buckets[in_time].min()
     best_s = every_s[buckets == len(solution.stops)].min()
     assert problem.simulate(solution).iteration_s == pytest.approx(best_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("hundred", range(2))
+def test_in_contention_too_no_plan_is_faster_beyond_the_tolerance(build, hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        rng = np.random.default_rng(seed)
+        tensors = int(rng.integers(1, 9))
+        profile = build.profile(
+            rng.exponential(2e-3, tensors).tolist(),
+            rng.integers(1, 10**6, tensors).tolist(),
+        )
+        network = build.network(
+            allreduce=build.fit((0, rng.exponential(2e-3), rng.exponential(5e-9)))
+        )
+        problem = in_contention(make_problem(profile, network), rng)
+        every = every_plan.simulated(problem, [problem.prices.dense])
+        within = every.min() * (1 + problem.settings.tolerance)
+        chosen = problem.simulate(optimal.solve(problem)).iteration_s
+        assert chosen <= within * (1 + tensors * joint.RESOLUTION), seed

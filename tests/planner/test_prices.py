@@ -52,14 +52,21 @@ def test_costs_are_interpolated_between_sizes_and_densities():
         )
 
     device = DeviceCost.measured(
-        (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0))
+        (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0)), messages=3
     )
-    compress, encode, decompress = device.seconds(
+    compress, codec = device.seconds(
         np.array([100.0, 200.0, 100.0, 100.0]), np.array([0.01, 0.01, 0.1, 1e-6])
     )
     assert compress == pytest.approx([1.0, 2.0, 3.0, 1.0])
-    assert encode == pytest.approx([0.25, 0.5, 0.75, 0.25])
-    assert decompress == pytest.approx([0.5, 1.0, 1.5, 0.5])
+    assert codec == pytest.approx([1.75, 3.5, 5.25, 1.75])
+
+
+def test_further_messages_may_cost_less_than_the_first():
+    cost = CompressionCost(
+        numel=1, compress_s=0.0, encode_s=1.0, decompress_s=2.0, another_s=0.5
+    )
+    assert cost.codec_s(1) == 3.0
+    assert cost.codec_s(4) == 4.5
 
 
 def test_an_all_gather_decodes_the_message_of_every_rank(build):

@@ -1,17 +1,23 @@
 """Claims about the timeline and its lower bound."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner.schedule import BucketTimes, Compute, lower_bound_s, simulate
+from comm_plan.plans import Contention, Rates
 
 
-def _times(communicate, compress=0.0, decompress=0.0):
+def _times(communicate, compress=0.0, decompress=0.0, startup=0.0):
     communicate = np.asarray(communicate, dtype=float)
     return BucketTimes(
-        communicate * 0 + compress, communicate, communicate * 0 + decompress
+        communicate * 0 + compress,
+        communicate * 0 + startup,
+        communicate - startup,
+        communicate * 0 + decompress,
     )
 
 
@@ -49,6 +55,49 @@ def test_decompression_holds_the_channel_but_is_not_communication():
     timeline = simulate(COMPUTE, np.array([1, 3]), _times([1, 1], decompress=2))
     assert timeline.finish_s.tolist() == [4, 7]
     assert timeline.exposed_s == 7 - 6
+
+
+def _contention(**rates):
+    pairs = {kind: Rates(compute=a, channel=b) for kind, (a, b) in rates.items()}
+    return Contention(world_size=2, **pairs)
+
+
+def test_what_goes_on_beside_each_other_is_slowed_at_the_measured_rates():
+    contention = _contention(transfer=(0.75, 0.5))
+    compute = Compute(np.array([1.0, 4.0]), 5.0, 0.0, contention=contention)
+    timeline = simulate(compute, np.array([1, 2]), _times([1, 0]))
+    assert timeline.start_s.tolist() == [1.0, 4.5]
+    assert timeline.finish_s.tolist() == [3.0, 4.5]  # twice as long
+    assert timeline.slowdown[0] == 2
+    assert timeline.compute_end_s == 5.5  # a quarter of two seconds is lost
+
+
+def test_after_the_computation_communication_is_as_fast_as_alone():
+    contention = _contention(transfer=(0.5, 0.5))
+    compute = Compute(np.array([1.0, 4.0]), 5.0, 0.0, contention=contention)
+    timeline = simulate(compute, np.array([2]), _times([3]))
+    # One second of computation is left: both take 2 s, and 2 s of the message remain.
+    assert timeline.finish_s.tolist() == [4.0 + 2.0 + 2.0]
+    assert timeline.compute_end_s == 6.0
+
+
+def test_two_that_share_everything_take_as_long_as_one_after_the_other():
+    even = (0.5, 0.5)
+    contention = _contention(startup=even, transfer=even, codec=even)
+    compute = Compute(np.array([1.0, 4.0]), 9.0, 0.0, contention=contention)
+    timeline = simulate(compute, np.array([1, 2]), _times([1, 2], startup=0.5))
+    assert timeline.iteration_s == 9.0 + 3.0
+
+
+@given(st.data())
+def test_contention_at_rate_one_changes_nothing(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    stops = np.array([1, 2, 3])
+    times = BucketTimes(*rng.exponential(1.0, (4, 3)))
+    alone = simulate(COMPUTE, stops, times)
+    beside = simulate(replace(COMPUTE, contention=_contention()), stops, times)
+    assert beside.finish_s == pytest.approx(alone.finish_s)
+    assert beside.iteration_s == pytest.approx(alone.iteration_s)
 
 
 @given(st.data())

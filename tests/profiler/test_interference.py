@@ -1,41 +1,36 @@
-"""The dummy traffic ends on all ranks together, whatever happens."""
+"""What goes on beside ends on all ranks together, whatever happens."""
 
 import pytest
 import torch
 
 from comm_plan.errors import CollectiveError
-from comm_plan.profiler.interference import background_all_reduce
+from comm_plan.profiler.interference import AllReduce, Codec, repeated
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
+
+CPU = torch.device("cpu")
 
 
 class Counting(ThreadTransport):
-    """Counts the all-reduces of its duplicate."""
+    """Counts its all-reduces."""
 
-    def duplicate(self):
-        copy = super().duplicate()
+    def __init__(self, transport):
+        super().__init__(transport._group, transport.rank)
         self.calls = []
-        real = copy.all_reduce
 
-        def counted(tensor, operation="sum"):
-            self.calls.append(tensor.numel())
-            real(tensor, operation)
-
-        copy.all_reduce = counted
-        return copy
-
-
-def counting(transport):
-    return Counting(transport._group, transport.rank)
+    def all_reduce(self, tensor, operation="sum"):
+        self.calls.append(tensor.numel())
+        super().all_reduce(tensor, operation)
 
 
 def test_every_rank_all_reduces_equally_often():
     def body(transport):
-        transport = counting(transport)
-        with background_all_reduce(transport, 7):
+        channel = Counting(transport.duplicate())
+        with repeated(AllReduce(channel, 7), CPU) as seconds:
             for _ in range(1 + 20 * transport.rank):  # ranks finish at different times
                 torch.ones(100).sum()
         transport.barrier()
-        return transport.calls
+        assert len(seconds) == len(channel.calls)
+        return channel.calls
 
     calls = run_ranks(3, body)
     assert calls[0] == calls[1] == calls[2]
@@ -45,7 +40,7 @@ def test_every_rank_all_reduces_equally_often():
 def test_a_rank_that_fails_inside_does_not_keep_the_others():
     def body(transport):
         try:
-            with background_all_reduce(transport, 1):
+            with repeated(AllReduce(transport.duplicate(), 1), CPU):
                 if transport.rank == 1:
                     raise ValueError("mine")
         except ValueError:
@@ -57,16 +52,18 @@ def test_a_rank_that_fails_inside_does_not_keep_the_others():
 
 def test_a_broken_network_is_reported_after_the_block():
     def body(transport):
-        transport = counting(transport)
-        transport._group.children.clear()
-
         class Broken(ThreadTransport):
             def all_reduce(self, tensor, operation="sum"):
                 raise CollectiveError("all-reduce failed: cable cut")
 
-        transport.duplicate = lambda: Broken(transport._group, transport.rank)
-        with background_all_reduce(transport, 1):
+        broken = Broken(transport._group, transport.rank)
+        with repeated(AllReduce(broken, 1), CPU):
             pass
 
     with pytest.raises(CollectiveError, match="cable cut"):
         run_ranks(2, body)
+
+
+def test_passes_over_memory_end_with_this_rank_alone():
+    codec = Codec(CPU, 10)
+    assert [codec(False), codec(True)] == [False, True]

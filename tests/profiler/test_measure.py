@@ -171,23 +171,14 @@ def test_backward_is_bound_by_who_is_busy_all_the_time(host_s, who):
 
 
 def measure_on(transport, models):
-    return measure(
-        Toy(models[transport.rank]),
-        iterations=20,
-        transport=transport,
-        under_communication=True,
-    )
+    return measure(Toy(models[transport.rank]), iterations=20, transport=transport)
 
 
-def test_all_ranks_get_one_profile_with_the_slowdown_under_communication():
+def test_all_ranks_get_one_profile():
     models = [chain(), chain()]
     first, second = run_ranks(2, measure_on, models)
     assert first == second
-    assert first.under_communication.world_size == 2
-    under = first.under_communication
-    assert under.slowdown == pytest.approx(
-        (under.forward_s + under.backward_s) / (first.forward_s + first.backward_s)
-    )
+    assert first.contention.world_size == 2
     assert first.environment["order_of_ranks"] == "the same on all 2 ranks"
 
 

@@ -44,6 +44,23 @@ def seconds(problem: Problem, options: Sequence[Option]) -> FloatArray:
     return end + problem.compute.update_s
 
 
+def simulated(problem: Problem, options: Sequence[Option]) -> FloatArray:
+    """Return [N] the iteration time of each of ``plans`` by the planner's simulator.
+
+    For what the definition above leaves out: contention.
+    """
+    count = len(plans(len(problem), len(options)))
+    allowed = np.isfinite(seconds(problem, options))
+    return np.array(
+        [
+            problem.simulate(solution(problem, options, which)).iteration_s
+            if allowed[which]
+            else np.inf
+            for which in range(count)
+        ]
+    )
+
+
 def solution(problem: Problem, options: Sequence[Option], which: int) -> Solution:
     """Return plan number ``which``."""
     code = plans(len(problem), len(options))[which]

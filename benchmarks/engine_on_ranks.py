@@ -1,0 +1,90 @@
+"""The engine with DDP's own buckets against stock DDP, on local ranks.
+
+A convolutional network of about 10 million parameters that really computes, behind no
+link at all: what is left is what the engine itself costs. Both run in turns within one
+run, for 2 and for 4 ranks. Writes a table (Markdown) and the figures (JSON) to
+``benchmarks/results``.
+
+    python -m comm_plan.benchmarks.engine_on_ranks
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from comm_plan import units
+from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.commands import module
+from comm_plan.benchmarks.prediction_rounds import DDP
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.plans import CollectiveCost, Fit, Network, Segment
+from comm_plan.profiler import measure
+from comm_plan.transports.launch import run_local
+from comm_plan.workloads import load
+
+CNN = f"{Path(__file__).parent / 'cnn.py'}:make"
+PLAN = "engine"
+
+ANY_COST = CollectiveCost(
+    fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-4, beta_s_per_byte=1e-9),))
+)
+"""DDP's buckets are the same whatever a message costs."""
+
+
+def measured(
+    ranks: int, folder: Path, rounds: int, iterations: int
+) -> list[list[float]]:
+    """Return the seconds of each iteration by DDP and by the engine.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    network = Network(
+        backend="gloo", world_size=ranks, collectives={"allreduce": ANY_COST}
+    )
+    profile = measure(load(CNN), iterations=20)
+    plan = folder / f"plan-{ranks}.json"
+    solve(make_problem(profile, network, Settings()), "threshold").save(plan)
+    output = folder / f"seconds-{ranks}.json"
+    argv = module(
+        "comm_plan.benchmarks.prediction_rounds", CNN, output, f"{PLAN}={plan}",
+        "--rounds", rounds, "--iterations", iterations,
+    )  # fmt: skip
+    if run_local(argv, ranks):
+        raise RuntimeError(f"a rank of {ranks} failed")
+    seconds = json.loads(output.read_text())
+    return [seconds[DDP], seconds[PLAN]]
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=5)
+    arguments = parser.parse_args()
+    figures, rows = {}, []
+    with tempfile.TemporaryDirectory() as temporary:
+        for ranks in map(int, arguments.ranks.split(",")):
+            ddp_s, engine_s = measured(
+                ranks, Path(temporary), arguments.rounds, arguments.iterations
+            )
+            figures[f"{ranks} ranks"] = {DDP: ddp_s, PLAN: engine_s}
+            middle = [statistics.median(each) for each in (ddp_s, engine_s)]
+            shown = [*map(units.seconds, middle), f"{middle[1] / middle[0]:.3f}"]
+            rows.append([ranks, *shown])
+    head = ["ranks", "PyTorch DDP", "engine, DDP's buckets", "engine / DDP"]
+    parts = [
+        "# The engine against DDP, nothing to wait for",
+        tables.markdown(head, rows),
+        f"{2 * arguments.rounds * arguments.iterations} iterations each, in turns "
+        f"within one run, medians, on {os.cpu_count()} cores.",
+    ]
+    print(tables.save("engine-on-ranks", parts, figures))
+
+
+if __name__ == "__main__":
+    main()

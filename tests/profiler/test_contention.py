@@ -1,0 +1,52 @@
+"""Rates say how much what shares something loses, and never more than all of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.plans import Rates
+from comm_plan.profiler.contention import contention, rates
+from comm_plan.profiler.timings import Trial
+from comm_plan.tests.profiler.test_measure import Toy, chain
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+POSITIVE = st.floats(1e-3, 10)
+
+
+def test_rates_are_means_over_the_ranks():
+    mean = rates([(0.5, 0.6), (0.9, 0.8)])
+    assert (mean.compute, mean.channel) == (pytest.approx(0.7), pytest.approx(0.7))
+
+
+def test_nothing_goes_faster_beside_something_else():
+    both = rates([(1.2, 3.0)])
+    assert (both.compute, both.channel) == (1, 1)
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=4))
+def test_two_that_share_something_lose_no_more_than_all_of_it(measured):
+    both = rates(measured)
+    assert both.compute + both.channel >= 1 - 1e-12
+    assert both.compute <= 1
+    assert both.channel <= 1
+
+
+def test_one_rank_has_nothing_to_send():
+    transport = LocalTransport()
+    measured = contention(Trial(Toy(chain()), transport.device), transport, numel=1000)
+    assert measured.world_size == 1
+    assert measured.startup == measured.transfer == Rates()
+    assert 0 < measured.codec.compute <= 1
+
+
+def test_all_ranks_get_the_same_rates():
+    models = [chain(), chain()]
+
+    def body(transport):
+        trial = Trial(Toy(models[transport.rank]), transport.device, transport.rank, 2)
+        return contention(trial, transport, numel=1000)
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert first.world_size == 2
