@@ -55,7 +55,7 @@ def measured(
     )  # fmt: skip
     if run_local(argv, ranks):
         raise RuntimeError(f"a rank of {ranks} failed")
-    seconds = json.loads(output.read_text())
+    seconds = json.loads(output.read_text())["seconds"]
     return [seconds[DDP], seconds[PLAN]]
 
 

@@ -1,7 +1,8 @@
 """A rank of :mod:`predictions_on_hosts`: plans, and stock DDP, in turns.
 
 Every variant runs in blocks, in one order and then in the other, on its own data from
-the same state. Rank 0 writes {variant: seconds}, the mean of the ranks.
+the same state. Rank 0 writes {"seconds": {variant: of each iteration, the mean of the
+ranks}, "moments": {plan: [{moment: seconds} of each block]}}.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from torch.nn.parallel import DistributedDataParallel
 
-from comm_plan.plans import Plan
+from comm_plan.plans import Plan, Timing
 from comm_plan.runtime.iteration import iterate
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
@@ -39,6 +40,15 @@ def ddp_block(workload: Workload, transport: Transport, iterations: int) -> list
     return mean
 
 
+def moments(timing: Timing) -> dict[str, float]:
+    """Return when backward begins, the computation ends, and all is received."""
+    return {
+        "backward begins": timing.backward_start_s,
+        "computation ends": timing.compute_end_s,
+        "received": timing.buckets[-1].finish_s,
+    }
+
+
 def main() -> None:
     """Run as one rank."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -50,6 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, *plans)}
+    reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:
         trials = Trials(load(arguments.workload), transport)
         for _ in range(arguments.rounds):
@@ -61,8 +72,11 @@ def main() -> None:
                     plan = Plan.load(plans[name])
                     block = trials.run(plan, arguments.iterations)
                     seconds[name] += block.seconds.tolist()
+                    if block.timing is not None:
+                        reached[name].append(moments(block.timing))
         if transport.rank == 0:
-            arguments.output.write_text(json.dumps(seconds))
+            written = {"seconds": seconds, "moments": reached}
+            arguments.output.write_text(json.dumps(written))
 
 
 if __name__ == "__main__":

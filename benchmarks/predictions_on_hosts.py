@@ -13,6 +13,7 @@ convolutional network really computes.
 
 import argparse
 import json
+import statistics
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,8 @@ from comm_plan.benchmarks.commands import (
     solve,
 )
 from comm_plan.benchmarks.hosts import EmulatedHosts
-from comm_plan.plans import Network, Profile
+from comm_plan.benchmarks.prediction_rounds import moments
+from comm_plan.plans import Network, Plan, Profile
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
@@ -43,6 +45,23 @@ def workload(name: str, folder: Path) -> str:
         profiles.resnet50().save(folder / "resnet50.json")
         return f"replay:{folder / 'resnet50.json'}"
     return f"{Path(__file__).parent / 'cnn.py'}:make"
+
+
+def where(plans: dict[str, Plan], reached: dict[str, list[dict[str, float]]]) -> str:
+    """Return a table of what was reached when, predicted and measured."""
+    head = ["variant"]
+    rows: list[list[object]] = []
+    for name, plan in plans.items():
+        if plan.predicted is None or plan.predicted.timing is None:
+            continue
+        cells: list[object] = [name]
+        for moment, expected_s in moments(plan.predicted.timing).items():
+            seen_s = statistics.median(block[moment] for block in reached[name])
+            cells.append(f"{units.seconds(expected_s)}, {units.seconds(seen_s)}")
+            if not rows:
+                head.append(moment)
+        rows.append(cells)
+    return tables.markdown(head, rows)
 
 
 def main() -> None:
@@ -76,15 +95,19 @@ def main() -> None:
             program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                              *pairs, *rounds, arguments.iterations)  # fmt: skip
             run_all(hosts, program, timeout_s=1800)
-        seconds = json.loads(output.read_text())
+        written = json.loads(output.read_text())
+        seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
         network = Network.load(folder / "network.json")
         rows = tables.lines(seconds, plans, profile)
+        loaded = {each: Plan.load(path) for each, path in plans.items()}
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {network.world_size} hosts at {arguments.rate}"
     parts = [
         f"# Predictions: {title}",
         tables.comparison(rows, ddp_s),
+        "When what happens in an iteration, predicted and measured:",
+        where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
@@ -99,7 +122,11 @@ def main() -> None:
         tables.save(
             f"predictions-{arguments.workload}-{size}",
             parts,
-            {"rows": [asdict(row) for row in rows], "times_s": seconds},
+            {
+                "rows": [asdict(row) for row in rows],
+                "times_s": seconds,
+                "moments_s": written["moments"],
+            },
         )
     )
 
