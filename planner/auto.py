@@ -53,7 +53,7 @@ def menu(problem: Problem) -> list[Option]:
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
         for spec in named.variants(problem.settings.max_ratio):
-            if spec.lossless:
+            if spec.lossless or spec.ratio > problem.settings.max_ratio * (1 + 1e-9):
                 continue
             try:
                 options.append(problem.prices.option(spec, collective))

@@ -46,7 +46,8 @@ class Settings:
             that the method keeps dense by default.
         caps_nbytes: ``threshold`` closes a dtype's first bucket at the first cap, and
             so on; the last cap stays. Higher: fewer buckets.
-        max_ratio: upper bound on numel / k for sparse compressors (LAGS: c_u).
+        max_ratio: how much of a tensor may be left out, as a factor: an upper bound on
+            numel / k for sparse compressors (LAGS: c_u).
         allow: what ``auto`` may use, of the names of ``METHODS``; None: all that
             can be priced.
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to

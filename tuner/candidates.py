@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from comm_plan import units
@@ -18,11 +18,17 @@ BASELINE = "threshold"
 MERGED = "optimal"
 """The best that merging alone can do; its buckets carry every forced compressor."""
 
+CHOOSING = "auto"
+"""Chooses how each bucket is compressed, as little as the best time allows."""
+
 MODEL_ERROR = 0.2
 """A plan may be so much faster, and the best so much slower, than was predicted."""
 
 ALIKE = 2
 """Where the loss decides, so many plans that leave out about as much are tried."""
+
+MILD_RATIOS = (32.0, 16.0)
+"""Where the loss decides, ``auto`` is also asked to leave out no more than that."""
 
 MOST = 10
 """Plans that are tried at most, the baseline and the merged one among them."""
@@ -65,11 +71,12 @@ def candidates(
     """Return the plans that could be best, the predicted order kept.
 
     Every solver makes one, and every method that ``settings.allow`` names (None: all)
-    one with the buckets of ``optimal``. The baseline and ``optimal`` are always tried.
-    Of equal plans the first in the order of solvers and methods is tried, dense ones
-    first. Any other plan is tried only if, were it as much faster than predicted and
-    others as much slower as :data:`MODEL_ERROR`, it would be the fastest; where the
-    loss decides, the fastest of those that leave out no more than it does.
+    one with the buckets of ``optimal``. Where the loss decides, ``auto`` makes some
+    with less compression too (:data:`MILD_RATIOS`). The baseline and ``optimal`` are
+    always tried. Of equal plans the first in the order of solvers and methods is tried,
+    dense ones first. Any other plan is tried only if, were it as much faster than
+    predicted and others as much slower as :data:`MODEL_ERROR`, it would be the fastest;
+    where the loss decides, the fastest of those that leave out no more than it does.
 
     Args:
         profile: of the model, with costs of compressors.
@@ -86,7 +93,8 @@ def candidates(
             f"compressor {settings.compressor!r} is forced, a tuner chooses: leave it "
             "out, or allow it only"
         )
-    listed, not_tried = _all(profile, network, settings)
+    posed, missing = _posed(profile, network, settings, objective)
+    listed, not_tried = _solved(posed, missing)
     always = [c for c in listed if c.name in (BASELINE, MERGED)]
     rest = sorted(
         (c for c in listed if c not in always), key=lambda c: c.predicted_s
@@ -118,52 +126,64 @@ def _alike(candidate: Candidate, others: Sequence[Candidate]) -> int:
     return sum(1 / 2 < other.ratio / candidate.ratio < 2 for other in others)
 
 
-def _all(
-    profile: Profile, network: Network, settings: Settings
+@dataclass(frozen=True)
+class _Posed:
+    """A plan's name, and how it is made."""
+
+    name: str
+    solver: str
+    problem: Problem
+
+
+def _solved(
+    posed: Sequence[_Posed], missing: dict[str, str]
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return all distinct plans, the baseline first, and why some are missing."""
+    """Return all distinct plans, and why some are missing."""
     seen: dict[str, str] = {}
     listed: list[Candidate] = []
-    missing: dict[str, str] = {}
-    for name, problem in _problems(profile, network, settings, missing):
-        solver = name if name in SOLVERS else MERGED
+    missing = dict(missing)
+    for each in posed:
         try:
-            plan = solve(problem, solver)
+            plan = solve(each.problem, each.solver)
         except InputError as error:
-            missing[name] = str(error)
+            missing[each.name] = str(error)
             continue
-        same = seen.setdefault(repr(plan.buckets), name)
-        if same == name:
-            listed.append(Candidate(name, plan))
+        same = seen.setdefault(repr(plan.buckets), each.name)
+        if same == each.name:
+            listed.append(Candidate(each.name, plan))
         else:
-            missing[name] = f"the same plan as {same}"
+            missing[each.name] = f"the same plan as {same}"
     return listed, missing
 
 
-def _problems(
-    profile: Profile,
-    network: Network,
-    settings: Settings,
-    missing: dict[str, str],
-) -> Iterator[tuple[str, Problem]]:
-    """Yield a plan's name and what to solve for it, the baseline first."""
+def _posed(
+    profile: Profile, network: Network, settings: Settings, objective: Objective
+) -> tuple[list[_Posed], dict[str, str]]:
+    """Return what to solve for each plan, the baseline first, and what cannot be."""
     problem = make_problem(profile, network, settings)
     allowed = tuple(METHODS) if settings.allow is None else settings.allow
     first = (BASELINE, MERGED)
+    posed, missing = [], {}
     for name in (*first, *(name for name in SOLVERS if name not in first)):
         needs = SOLVERS[name].method
         if needs is None or needs in allowed:
-            yield name, problem
+            posed.append(_Posed(name, name, problem))
         else:
             missing[name] = f"{needs} is not allowed"
-    for name in allowed:
-        spec, _ = method(name)
+    for ratio in MILD_RATIOS if objective == "loss" else ():
+        if ratio < settings.max_ratio:
+            mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
+            posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
+    for method_name in allowed:
+        spec, _ = method(method_name)
         if spec.kind == "dense":
             continue
+        name = f"{MERGED}, {method_name}"
+        forced = replace(settings, compressor=method_name)
         try:
-            yield (
-                f"{MERGED}, {name}",
-                make_problem(profile, network, replace(settings, compressor=name)),
-            )
+            problem = make_problem(profile, network, forced)
         except InputError as error:
-            missing[f"{MERGED}, {name}"] = str(error)
+            missing[name] = str(error)
+        else:
+            posed.append(_Posed(name, MERGED, problem))
+    return posed, missing

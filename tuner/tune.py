@@ -34,7 +34,7 @@ from comm_plan.workloads.base import Workload
 
 BUDGET_S = 300.0
 
-JUDGED = 3
+JUDGED = 4
 """Lossy plans that are judged by loss at most: the fastest, and gentler ones."""
 
 WORTH_JUDGING = 0.9

@@ -7,7 +7,14 @@ import pytest
 from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings
 from comm_plan.tests.support import documents
-from comm_plan.tuner.candidates import BASELINE, MERGED, MODEL_ERROR, candidates
+from comm_plan.tuner.candidates import (
+    BASELINE,
+    CHOOSING,
+    MERGED,
+    MILD_RATIOS,
+    MODEL_ERROR,
+    candidates,
+)
 
 COSTS = {"fp16": (1e-5, 1e-10), "topk": (1e-5, 1e-9), "terngrad": (1e-5, 4e-8)}
 
@@ -67,6 +74,18 @@ def test_where_the_loss_decides_gentler_plans_are_tried_too():
     assert set(fast) <= set(gentle)
     assert f"{MERGED}, fp16" in gentle
     assert f"{MERGED}, fp16" not in fast
+
+
+def test_where_the_loss_decides_auto_is_also_asked_for_less_compression():
+    by_time, by_loss = listed(beta=1e-7), listed(beta=1e-7, objective="loss", most=99)
+    known = {*names(by_loss), *by_loss.not_tried}
+    for ratio in MILD_RATIOS:
+        name = f"{CHOOSING}, {ratio:g}x"
+        assert name in known
+        assert name not in {*names(by_time), *by_time.not_tried}
+    mild = [c for c in by_loss.tried if c.name.startswith(f"{CHOOSING}, ")]
+    assert mild
+    assert all(c.ratio <= float(c.name.split(", ")[1][:-1]) * 1.01 for c in mild)
 
 
 def test_equal_plans_are_tried_once():
