@@ -26,7 +26,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from comm_plan.planner import joint
 from comm_plan.planner.merging import merge
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import simulate
@@ -74,6 +73,8 @@ def _fastest_in_contention(problem: Problem) -> Solution:
     alone = fastest(problem)
     if problem.compute.contention is None:
         return alone
+    from comm_plan.planner import joint
+
     options = {id(option): option for option in problem.assigned}
     chosen = [id(option) for option in problem.assigned]
     own = [

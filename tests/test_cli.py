@@ -219,7 +219,7 @@ def test_the_loop_from_profile_to_run_record(here, command):
     measured = Profile.load(here / "again.json")
     assert measured.model.fingerprint == PROFILE.model.fingerprint
     assert [t.name for t in measured.tensors] == [t.name for t in PROFILE.tensors]
-    assert measured.contention.world_size == 1
+    assert measured.contention.world_size == 2
     assert Network.load(here / "net.json").world_size == 2
     record = RunRecord.load(here / "run.json")
     assert record.steps == 8
