@@ -33,7 +33,13 @@ def planned_step(profile: str, plan: Plan) -> Step:
     """Return one training step of the replayed model under ``plan``."""
     workload = replay(profile)
     model = workload.model
-    Engine(model, plan, TorchTransport(), broadcast_buffers=False)
+    Engine(
+        model,
+        plan,
+        TorchTransport(),
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
     optimizer = workload.optimizer(model.parameters())
     return _step(workload, model, optimizer)
 

@@ -11,9 +11,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+COMPILED = "_orig_mod."
+"""What ``torch.compile`` puts before the names of the parameters of what it wraps."""
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, tied weights once, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """Return the parameters that get gradients, tied weights once, by name.
+
+    A compiled model has the names of the model itself.
+    """
+    return {
+        name.replace(COMPILED, ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -29,6 +29,7 @@ class BucketExchange:
         planned: the bucket in the plan.
         parameters: its parameters, in order.
         context: the run.
+        share: whether ``.grad`` may be a part of the bucket, which saves a copy.
 
     Attributes:
         compressor: what stands between the gradients and the wire.
@@ -40,6 +41,7 @@ class BucketExchange:
         planned: Bucket,
         parameters: Sequence[nn.Parameter],
         context: Context,
+        share: bool = False,
     ) -> None:
         self.planned = planned
         self.parameters = tuple(parameters)
@@ -49,6 +51,7 @@ class BucketExchange:
         ]
         self.compressor = build(planned.compressor, planned.collective, slots, context)
         self.sent_nbytes = 0
+        self._share = share
         self._carried: dict[int, torch.Tensor] = {}
 
     @property
@@ -74,6 +77,17 @@ class BucketExchange:
         """Contribute zero for parameter ``index``, which got no gradient."""
         zero = torch.zeros_like(self.parameters[index].detach()).flatten()
         self.add(index, zero, zero)
+
+    def add_nothing(self, index: int) -> None:
+        """Contribute what makes no mean, for a parameter whose gradient never comes.
+
+        NaN where that reaches all ranks; else zero, and flags have to tell them.
+        """
+        if self.compressor.carries_nonfinite:
+            nan = torch.full_like(self.parameters[index].detach(), torch.nan)
+            self.compressor.add(index, nan.flatten())
+        else:
+            self.add_zero(index)
 
     @property
     def carries_flags(self) -> bool:
@@ -103,7 +117,7 @@ class BucketExchange:
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
         parameter = self.parameters[index]
-        view = self.compressor.view(index)
+        view = self.compressor.view(index) if self._share else None
         if view is not None:
             _hand_out(parameter, view)
             return
@@ -117,6 +131,22 @@ class BucketExchange:
         mean = torch.empty_like(parameter.detach()).flatten()
         self.compressor.write(index, mean)
         parameter.grad.copy_(mean.view(parameter.shape))
+
+    def write_late(self, index: int) -> None:
+        """Add what was sent of parameter ``index``, which no rank used in this step.
+
+        It was left from earlier steps. Where nothing is ever left, ``.grad`` stays as
+        it is.
+        """
+        if not (RESIDUAL in self.compressor.state or index in self._carried):
+            return
+        parameter = self.parameters[index]
+        late = torch.empty_like(parameter.detach()).flatten()
+        self.compressor.write(index, late)
+        if parameter.grad is not None:
+            parameter.grad.add_(late.view(parameter.shape))
+        elif late.any():
+            parameter.grad = late.view(parameter.shape)
 
     def settle(self) -> None:
         """Forget what was carried over from another plan: it has been applied."""
@@ -170,7 +200,11 @@ class BucketExchange:
 
 
 def build_buckets(
-    plan: Plan, parameters: Mapping[str, nn.Parameter], transport: Transport, seed: int
+    plan: Plan,
+    parameters: Mapping[str, nn.Parameter],
+    transport: Transport,
+    seed: int,
+    share: bool = False,
 ) -> tuple[BucketExchange, ...]:
     """Return the buckets of ``plan``, in launch order.
 
@@ -179,6 +213,7 @@ def build_buckets(
         parameters: those of the model, by name.
         transport: the ranks; each draws its own random numbers.
         seed: equal on all ranks.
+        share: as for :class:`BucketExchange`.
     """
     buckets = []
     for number, planned in enumerate(plan.buckets):
@@ -190,7 +225,7 @@ def build_buckets(
             seed=int(own_seed.generate_state(1)[0]),
         )
         members = [parameters[name] for name in planned.tensors]
-        buckets.append(BucketExchange(planned, members, context))
+        buckets.append(BucketExchange(planned, members, context, share))
     return tuple(buckets)
 
 

@@ -10,12 +10,20 @@ Three parts: :mod:`~comm_plan.runtime.hooks` says when forward, gradients and op
 steps happen; :mod:`~comm_plan.runtime.step` holds the state of one step and takes it to
 its end; this file sets both up, begins a new step after each, and is what users see.
 
-What is like DDP: parameters and buffers start from rank 0's, buffers follow rank 0
-before each training forward, ``no_sync`` accumulates locally, gradients are divided by
-the world size before they are summed.
+What is like DDP: parameters and buffers start from rank 0's, buffers follow rank 0,
+``no_sync`` accumulates locally, and what it has left is averaged at the end of the next
+step even if that does not use the parameter; gradients are divided by the world size
+before they are summed.
+
+A step is what ends once every parameter has its gradient: after one backward, or after
+several that reach different parameters. A backward that reaches none, such as
+``torch.autograd.grad``, is no step.
 
 What differs from DDP: the model is not wrapped; buckets come from the plan and are
 never rebuilt; a compressed bucket's mean is what was sent, the rest waits in residuals.
+Buffers are brought from rank 0 at the end of a step instead of before the next forward,
+so that an evaluation, on all ranks or on one alone, finds rank 0's. If the backward of
+a rank fails and its loop goes on, all ranks skip that step.
 
 Hooks of users on the same parameters see gradients before they are averaged.
 ``torch.compile`` of the whole model fires all hooks after backward: the result is
@@ -25,15 +33,17 @@ right, but nothing overlaps; compile block by block.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, get_args
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from comm_plan.errors import NonFiniteError, RunError
+from comm_plan.errors import InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
@@ -41,12 +51,13 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.step import OnNonFinite, SecondMoments, Setup, Step
+from comm_plan.runtime.step import OnNonFinite, Refusal, SecondMoments, Setup, Step
 from comm_plan.runtime.timing import Moments
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
 logger = logging.getLogger("comm_plan")
@@ -59,6 +70,7 @@ class EngineOptions(TypedDict, total=False):
     on_nonfinite: OnNonFinite
     find_unused_parameters: bool
     broadcast_buffers: bool
+    gradient_as_bucket_view: bool
     second_moments: SecondMoments | None
 
 
@@ -84,9 +96,14 @@ class Engine:
             ``.grad`` None on all ranks, so that ``optimizer.step()`` changes nothing.
             ``stop``: raise :class:`NonFiniteError` on all ranks.
         find_unused_parameters: parameters may stay without gradient; one that no rank
-            used keeps ``.grad`` None. Costs one small all-reduce a step. If False, a
-            missing gradient is an error that names the parameter.
-        broadcast_buffers: buffers follow rank 0 before each training forward.
+            used keeps its ``.grad`` as it is, unless a compressor still had some of it
+            left. If False, a gradient that is missing when the next step begins, or the
+            optimizer updates, is an error that names the parameter.
+        broadcast_buffers: buffers follow rank 0 after each step, and before a training
+            forward that follows another without a step between them.
+        gradient_as_bucket_view: dense buckets hand out parts of themselves as ``.grad``
+            instead of copies; a gradient kept from an earlier step then changes with
+            the next. Without effect with ``find_unused_parameters``.
         second_moments: where VGC gets per-sample second moments from; None: exact.
 
     Attributes:
@@ -100,6 +117,7 @@ class Engine:
             before the optimizer takes them; None: nothing is.
 
     Raises:
+        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -113,10 +131,13 @@ class Engine:
         on_nonfinite: OnNonFinite = "propagate",
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
         second_moments: SecondMoments | None = None,
     ) -> None:
+        _check_options(model, on_nonfinite)
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
+        _close_engine_of(model)
         self.model = model
         self.step = 0
         self.skipped_steps = 0
@@ -125,7 +146,12 @@ class Engine:
         self.replans: list[Replan] = []
         self.between_steps: Callable[[], None] | None = None
         self._listening = True
+        self._closed = False
         self._broadcast_buffers = broadcast_buffers
+        self._buffers_touched = False
+        self._share = gradient_as_bucket_view and not find_unused_parameters
+        self._accumulated: set[ParameterPlace] = set()
+        self._stepped_since_update = False
         self._density_floor = 0.0
         self._seed = seed
         self._given_moments = second_moments
@@ -141,6 +167,7 @@ class Engine:
         self._execute(plan)
         broadcast_tensors(self._transport, list(model.parameters()))
         broadcast_tensors(self._transport, list(model.buffers()))
+        _engines[model] = weakref.ref(self)
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -212,6 +239,9 @@ class Engine:
 
     def close(self) -> None:
         """Remove all hooks and end the communication thread."""
+        if self._closed:
+            return
+        self._closed = True
         self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
@@ -224,7 +254,9 @@ class Engine:
     def _execute(self, plan: Plan) -> None:
         """Make the buckets of ``plan`` and hook the model."""
         parameters = trainable(self.model)
-        buckets = build_buckets(plan, parameters, self._transport, self._seed)
+        buckets = build_buckets(
+            plan, parameters, self._transport, self._seed, self._share
+        )
         moments = self._given_moments or _exact_second_moments(self.model, buckets)
         self.plan = plan
         self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
@@ -247,18 +279,19 @@ class Engine:
             on_forward=self._on_forward,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
-            on_backward_end=self._finish_step,
+            on_accumulated=self._accumulated.add,
+            on_backward_end=self._on_backward_end,
             on_optimizer=self._on_optimizer,
         )
 
     def _on_forward(self) -> None:
-        """Start over after a backward that never ended; align buffers with rank 0."""
-        if self._current.graph_task is not None:
-            self._abandon_step()
+        """Give up a backward that never ended; align buffers with rank 0."""
+        self._require_finished()
         self._current.forward_pending = True
         self._current.moments.begun = self._current.moments.now()
-        if self._broadcast_buffers:
-            broadcast_tensors(self._transport, list(self.model.buffers()))
+        if self._buffers_touched:
+            self._align_buffers()
+        self._buffers_touched = True
 
     def _on_backward(self, graph_task: int) -> bool:
         first = self._current.graph_task is None
@@ -270,57 +303,104 @@ class Engine:
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         self._current.add(place, parameter)
 
+    def _on_backward_end(self) -> None:
+        """Finish the step unless gradients are missing that may still come."""
+        self._current.graph_task = None
+        if not self._current.received:
+            return
+        self._current.take_accumulated(self._accumulated)
+        if self._setup.find_unused_parameters or not self._current.missing():
+            self._finish_step()
+
     def _on_optimizer(self) -> None:
         """Take part in the step even if this rank's loss used no parameter."""
-        if self._current.forward_pending:
+        self._require_finished()
+        pending = self._current.forward_pending and not self._stepped_since_update
+        if pending and self._setup.find_unused_parameters:
             self._finish_step()
+        self._stepped_since_update = False
 
     # From step to step
 
     def _begin_step(self) -> None:
         self._current = Step(self._setup, self.step, self._density_floor)
 
-    def _abandon_step(self) -> None:
-        """Wait for what is under way and forget the step."""
-        self._current.wait()
-        self._begin_step()
+    def _require_finished(self) -> None:
+        """Go on only if no step has begun that is not finished.
 
-    def _finish_step(self) -> None:
-        """Wait for the buckets, then settle the step."""
-        self._require_all_gradients()
-        finished = self._current
-        culprit = finished.finish()
-        self.step += 1
-        self.last_moments = finished.moments
-        self._begin_step()
-        self.last_step_skipped = culprit is not None
-        if culprit is None:
-            finished.settle()
-        else:
-            self._skip(finished, culprit)
-        if self.between_steps is not None:
-            self.between_steps()
-
-    def _require_all_gradients(self) -> None:
-        if self._setup.find_unused_parameters:
-            return
-        missing = self._current.missing()
-        if missing:
-            self._abandon_step()
+        Raises:
+            RunError: parameters got no gradient.
+        """
+        if self._current.graph_task is not None:
+            self._settle(self._current.give_up())
+        elif self._current.received:
+            missing = self._current.missing()
+            self._settle(self._current.give_up())
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
                 "pass find_unused_parameters=True if that is meant"
             )
 
-    def _skip(self, step: Step, culprit: str) -> None:
-        message = step.refuse(culprit)
+    def _finish_step(self) -> None:
+        """Wait for the buckets, then settle the step."""
+        self._settle(self._current.finish())
+
+    def _settle(self, refusal: Refusal | None) -> None:
+        finished = self._current
+        self.step += 1
+        self.last_moments = finished.moments
+        self._accumulated.clear()
+        self._stepped_since_update = True
+        self._begin_step()
+        if self._buffers_touched:
+            self._align_buffers()
+        self.last_step_skipped = refusal is not None
+        if refusal is None:
+            finished.settle()
+        else:
+            self._skip(finished, refusal)
+        if self.between_steps is not None:
+            self.between_steps()
+
+    def _align_buffers(self) -> None:
+        if self._broadcast_buffers:
+            broadcast_tensors(self._transport, list(self.model.buffers()))
+        self._buffers_touched = False
+
+    def _skip(self, step: Step, refusal: Refusal) -> None:
+        message = step.refuse(refusal)
         self.skipped_steps += 1
-        if self._setup.on_nonfinite == "stop":
+        if self._setup.on_nonfinite == "stop" and not refusal.backward_failed:
             raise NonFiniteError(
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
+
+
+_engines: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]
+_engines = weakref.WeakKeyDictionary()
+
+
+def _close_engine_of(model: nn.Module) -> None:
+    """Close the engine that the model has, if any: two would both average."""
+    previous = _engines.get(model)
+    engine = None if previous is None else previous()
+    if engine is not None:
+        engine.close()
+
+
+def _check_options(model: nn.Module, on_nonfinite: str) -> None:
+    if on_nonfinite not in get_args(OnNonFinite):
+        raise InputError(
+            f"on_nonfinite {on_nonfinite!r} is unknown: use one of "
+            f"{', '.join(get_args(OnNonFinite))}"
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "the model is wrapped in DistributedDataParallel, which averages its "
+            "gradients too: give model.module, and leave DDP out"
+        )
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:
@@ -347,6 +427,7 @@ def parallelize(
     plan: Plan | str,
     *,
     transport: Transport | None = None,
+    process_group: ProcessGroup | None = None,
     **options: Unpack[EngineOptions],
 ) -> Engine:
     """Make ``model`` train by ``plan`` over all ranks of this run.
@@ -362,8 +443,9 @@ def parallelize(
     Args:
         model: any model; it is changed in place, not wrapped.
         plan: a plan, or the path of one.
-        transport: the ranks; None: the initialised default process group of
-            torch.distributed, or else what the launcher's environment says.
+        transport: the ranks; None: those of ``process_group``.
+        process_group: of torch.distributed, with the ranks that share the model; None:
+            the initialised default one, or else what the launcher's environment says.
         **options: as for :class:`Engine`.
 
     Returns:
@@ -371,10 +453,15 @@ def parallelize(
 
     Raises:
         DocumentError: the plan cannot be read.
+        InputError: as for :class:`Engine`.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
     if not isinstance(plan, Plan):
         plan = load_plan(plan)
+    if process_group is not None:
+        from comm_plan.transports.distributed import TorchTransport
+
+        transport = TorchTransport(process_group)
     if transport is None:
         transport = current_transport(plan.backend)
     return Engine(model, plan, transport, **options)

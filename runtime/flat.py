@@ -24,16 +24,19 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 def broadcast_tensors(
     transport: Transport, tensors: Sequence[torch.Tensor], root: int = 0
 ) -> None:
-    """Overwrite ``tensors`` with those of rank ``root``: one broadcast per dtype."""
+    """Overwrite ``tensors`` with those of rank ``root``: one broadcast per dtype.
+
+    Autograd is not told: a backward that is still to come may have saved them.
+    """
     if transport.world_size == 1:
         return
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]
     by_kind = defaultdict(list)
     for tensor in tensors:
-        by_kind[tensor.dtype, tensor.device].append(tensor.detach())
+        by_kind[tensor.dtype, tensor.device].append(tensor)
     for group in by_kind.values():
-        flat = torch.cat([tensor.flatten() for tensor in group])
+        flat = torch.cat([tensor.detach().flatten() for tensor in group])
         transport.broadcast(flat, root)
         parts = flat.split([tensor.numel() for tensor in group])
         for tensor, part in zip(group, parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
+            tensor.data.copy_(part.view(tensor.shape))

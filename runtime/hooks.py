@@ -11,6 +11,7 @@ model, after forward    in the training loop; hooks the outputs   (the next one)
 gradient of an output   when backward begins                      ``on_backward``
 parameter               in backward, once its gradient is         ``on_backward``,
                         complete                                  ``on_gradient``
+the same                within ``no_sync``                        ``on_accumulated``
 end of backward         when all gradients are there              ``on_backward_end``
 any optimizer's step    in the training loop, before the update   ``on_optimizer``
 ======================  ========================================  ====================
@@ -35,8 +36,10 @@ from functools import partial
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from comm_plan.errors import RunError
 from comm_plan.runtime.flat import tensors_in
 
 NO_BACKWARD = -1
@@ -62,6 +65,7 @@ class Callbacks:
         on_backward: a gradient arrives in this graph task. Returns whether to call
             ``on_backward_end`` at its end: true once a step.
         on_gradient: this parameter's ``.grad`` is complete.
+        on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
         on_optimizer: an optimizer is about to update parameters of the plan.
     """
@@ -70,6 +74,7 @@ class Callbacks:
     on_forward: Callable[[], None]
     on_backward: Callable[[int], bool]
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
+    on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[], None]
 
@@ -81,8 +86,10 @@ def attach(
 ) -> ExitStack:
     """Hook ``model``, its parameters and all optimizers.
 
-    The hooks of the model keep ``callbacks`` alive as long as the model. The one on
-    optimizers is global, so it does not.
+    The hooks of the model keep ``callbacks`` alive as long as the model. Those of its
+    parameters do not, as the garbage collector does not see through tensors, and the
+    one on optimizers, which is global, does not. A copy of the model has no hooks that
+    do anything.
 
     Returns:
         What removes all hooks when it is closed.
@@ -91,18 +98,40 @@ def attach(
     attached = ExitStack()
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
-            partial(hooks.on_gradient, place)
+            _Copyable(partial(_on_gradient, weakref.ref(hooks), place))
         )
         attached.callback(handle.remove)
+    on_optimizers = register_optimizer_step_pre_hook(
+        partial(_on_any_optimizer, weakref.ref(hooks))
+    )
+    weakref.finalize(hooks, on_optimizers.remove)
     for handle in (
-        model.register_forward_pre_hook(hooks.on_forward),
-        model.register_forward_hook(hooks.on_output),
-        register_optimizer_step_pre_hook(
-            partial(_on_any_optimizer, weakref.ref(hooks))
-        ),
+        model.register_forward_pre_hook(_Copyable(hooks.on_forward)),
+        model.register_forward_hook(_Copyable(hooks.on_output)),
+        on_optimizers,
     ):
         attached.callback(handle.remove)
     return attached
+
+
+class _Copyable:
+    """A hook that copies and pickles of what it is on do not take along."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *arguments: object) -> None:
+        self._hook(*arguments)
+
+    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    """What copies have instead."""
+
+    def __call__(self, *arguments: object) -> None:
+        pass
 
 
 class _Hooks:
@@ -115,7 +144,17 @@ class _Hooks:
         self._callbacks = callbacks
 
     def on_forward(self, model: nn.Module, inputs: object) -> None:
-        """Tell of a forward whose gradients will be exchanged."""
+        """Tell of a forward whose gradients will be exchanged.
+
+        Raises:
+            RunError: DDP averages the same gradients.
+        """
+        wrapper = DistributedDataParallel._active_ddp_module
+        if wrapper is not None and next(wrapper.parameters()) in self._parameters:
+            raise RunError(
+                "the model is wrapped in DistributedDataParallel, which averages its "
+                "gradients too: leave either that or comm_plan.parallelize out"
+            )
         if not (self._expects_backward and model.training):
             return
         if torch._C._current_graph_task_id() == NO_BACKWARD:  # else: a checkpoint
@@ -139,12 +178,24 @@ class _Hooks:
         if self._callbacks.listening():
             self._watch_backward()
             self._callbacks.on_gradient(place, parameter)
+        else:
+            self._callbacks.on_accumulated(place)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell of a step of an optimizer that holds a parameter of the plan."""
+        """Tell of a step of an optimizer that holds a parameter of the plan.
+
+        Raises:
+            RunError: it is inside backward.
+        """
         groups = optimizer.param_groups
-        if any(p in self._parameters for group in groups for p in group["params"]):
-            self._callbacks.on_optimizer()
+        if not any(p in self._parameters for group in groups for p in group["params"]):
+            return
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            raise RunError(
+                "an optimizer stepped inside backward, where gradients are not "
+                "averaged over the ranks yet: step after backward"
+            )
+        self._callbacks.on_optimizer()
 
     @property
     def _expects_backward(self) -> bool:
@@ -153,6 +204,15 @@ class _Hooks:
     def _watch_backward(self) -> None:
         if self._callbacks.on_backward(torch._C._current_graph_task_id()):
             Variable._execution_engine.queue_callback(self._callbacks.on_backward_end)
+
+
+def _on_gradient(
+    weak_hooks: weakref.ref[_Hooks], place: ParameterPlace, parameter: nn.Parameter
+) -> None:
+    """Pass on a gradient unless the hooks' model is gone."""
+    hooks = weak_hooks()
+    if hooks is not None:
+        hooks.on_gradient(place, parameter)
 
 
 def _on_any_optimizer(

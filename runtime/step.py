@@ -1,7 +1,7 @@
 """One step: from the first gradient to the moment at which every ``.grad`` is a mean.
 
-A :class:`Step` is made for each step and thrown away after it, or before its end if
-its backward fails: there is no state to be reset and none to be forgotten.
+A :class:`Step` is made for each step and thrown away after it: there is no state to be
+reset and none to be forgotten.
 
 1. Gradients arrive in any order (:meth:`Step.add`, on the thread of backward). Once a
    bucket is complete and all earlier ones are launched, it is launched: handed to the
@@ -12,11 +12,14 @@ its backward fails: there is no state to be reset and none to be forgotten.
    had inf or NaN, who used which parameter. Then this thread waits for all of it.
 3. The means are taken (:meth:`Step.settle`), or, if anyone had inf or NaN, refused on
    all ranks (:meth:`Step.refuse`).
+
+A rank whose backward fails gives its step up (:meth:`Step.give_up`): it takes part in
+what is left of it, so that no rank waits for another, and all of them refuse the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
@@ -68,6 +71,19 @@ class Setup:
     second_moments: SecondMoments | None
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why no rank may use the means of a step.
+
+    Attributes:
+        culprit: what was wrong, in words.
+        backward_failed: on some rank; else it was inf or NaN.
+    """
+
+    culprit: str
+    backward_failed: bool = False
+
+
 class Step:
     """The state of one step.
 
@@ -77,17 +93,20 @@ class Step:
         density_floor: sparse methods send at least this share of each tensor.
 
     Attributes:
-        graph_task: the backward whose end is awaited; None before its first gradient.
+        graph_task: the backward whose end is awaited; None while there is none.
+        received: whether a gradient has arrived.
         forward_pending: whether a forward has begun that will have to be finished.
         moments: when what happened.
     """
 
     def __init__(self, setup: Setup, number: int, density_floor: float) -> None:
         self.graph_task: int | None = None
+        self.received = False
         self.forward_pending = False
         self._setup = setup
         self._number = number
         self._guard = Guard()
+        self._given_up = False
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
         self._launched: list[Pending[torch.Tensor | None]] = []
         self.moments = Moments(setup.channel.device, len(setup.buckets))
@@ -111,9 +130,12 @@ class Step:
             )
         if self._used[place.bucket][place.index]:
             raise RunError(
-                f"parameter {place.name} got a second gradient in one backward: use "
-                "non-reentrant checkpointing for layers that share parameters"
+                f"parameter {place.name} got a second gradient before all parameters "
+                "had their first: call backward once a step, or all but the last time "
+                "in engine.no_sync(); with re-entrant checkpointing of layers that "
+                "share parameters, checkpoint with use_reentrant=False"
             )
+        self.received = True
         self._admit(place, parameter, gradient.detach().flatten())
         self._used[place.bucket][place.index] = True
         self._launch_complete()
@@ -167,11 +189,11 @@ class Step:
         """Return the names of the parameters that got no gradient."""
         return [name for name, _, _, used in self._parameters() if not used]
 
-    def finish(self) -> str | None:
+    def finish(self) -> Refusal | None:
         """Launch what is left and wait for everything.
 
         Returns:
-            Who sent inf or NaN in this step, None if nobody did.
+            Why the step is refused; None: it counts.
         """
         self.moments.backward_end = self.moments.now()
         self._launch_incomplete()
@@ -180,7 +202,37 @@ class Step:
         flags = self._highest_flags()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
-        return self._culprit(flags[0])
+        return self._refusal(flags[0])
+
+    def take_accumulated(self, places: Iterable[ParameterPlace]) -> None:
+        """Take the gradients that earlier backwards left, and this one did not touch.
+
+        Args:
+            places: of the parameters that got gradients without being exchanged.
+        """
+        for place in places:
+            parameter = self._setup.buckets[place.bucket].parameters[place.index]
+            used = self._used[place.bucket][place.index]
+            if parameter.grad is not None and not used:
+                self.add(place, parameter)
+
+    def give_up(self) -> Refusal | None:
+        """Take part in what is left of the step, and let all ranks refuse it.
+
+        Returns:
+            Why the step is refused; None: nothing was left of it, and it counts.
+        """
+        self._given_up = True
+        for bucket, number in zip(
+            self._unlaunched, range(len(self._launched), len(self._used)), strict=True
+        ):
+            for index, used in enumerate(self._used[number]):
+                if not used:
+                    bucket.add_nothing(index)
+            self._launch(bucket)
+        self._exchange_flags()
+        self.wait()
+        return self._refusal(self._highest_flags()[0])
 
     def wait(self) -> None:
         """Wait for the exchanges that are under way."""
@@ -192,19 +244,21 @@ class Step:
         for bucket in self._setup.buckets:
             bucket.settle()
 
-    def refuse(self, culprit: str) -> str:
-        """Keep states as if nothing had been sent; replace the means as configured.
+    def refuse(self, refusal: Refusal) -> str:
+        """Keep states as if nothing had been sent; replace the means.
+
+        By nothing where a backward failed; else as configured.
 
         Returns:
             What happened, in words.
         """
-        fill = None if self._setup.on_nonfinite == "skip" else torch.nan
+        skip = refusal.backward_failed or self._setup.on_nonfinite == "skip"
         for bucket in self._setup.buckets:
             bucket.compressor.undo()
-            bucket.refuse(fill)
+            bucket.refuse(None if skip else torch.nan)
         names = self._guard.names
         where = f" in {', '.join(names[:3])}" if names else ""
-        return f"step {self._number}: {culprit} had inf or NaN gradients{where}"
+        return f"step {self._number}: {refusal.culprit}{where}"
 
     def _launch_incomplete(self) -> None:
         first = len(self._launched)
@@ -218,8 +272,9 @@ class Step:
     def _flags(self) -> torch.Tensor | None:
         """Return what all ranks must know of this one; None: nothing.
 
-        Whether it saw a gradient that was not finite (its rank plus one; 0: no), then
-        for every parameter whether it used it.
+        Whether it saw a gradient that was not finite (its rank plus one; 0: no) or gave
+        the step up (the same and the world size), then for every parameter whether it
+        used it.
         """
         guarded = any(
             not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
@@ -228,6 +283,8 @@ class Step:
             return None
         channel = self._setup.channel
         flags = self._guard.flag(channel.rank, channel.device)
+        if self._given_up:
+            flags.fill_(channel.rank + 1 + channel.world_size)
         if self._setup.find_unused_parameters:
             used = [used for _, _, _, used in self._parameters()]
             flags = torch.cat([flags, torch.tensor(used).to(flags)])
@@ -248,25 +305,31 @@ class Step:
         return [0] if highest is None else highest.tolist()
 
     def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
-        """Write what only other ranks used; leave what no rank used as it is."""
+        """Write what only other ranks used, and what was left of what none used."""
         parameters = zip(self._parameters(), used_by_any, strict=True)
         for (_, bucket, index, used), by_any in parameters:
             if by_any and not used:
                 bucket.write(index)
+            elif not by_any:
+                bucket.write_late(index)
 
-    def _culprit(self, flag: int) -> str | None:
-        """Return who sent inf or NaN in this step, None if nobody did.
+    def _refusal(self, flag: int) -> Refusal | None:
+        """Return why this step is refused, None if it is not.
 
         Sums of dense buckets are the same on all ranks, so looking at them needs no
         communication; with ``propagate`` they are left to the user's own check.
         """
+        ranks = self._setup.channel.world_size
+        if flag > ranks:
+            rank = flag - 1 - ranks
+            return Refusal(f"the backward of rank {rank} failed", backward_failed=True)
         if flag:
-            return f"rank {flag - 1}"
+            return Refusal(f"rank {flag - 1} had inf or NaN gradients")
         if self._setup.on_nonfinite == "propagate":
             return None
         for bucket in self._setup.buckets:
             if bucket.compressor.carries_nonfinite and not bucket.is_finite():
-                return "some rank"
+                return Refusal("some rank had inf or NaN gradients")
         return None
 
     def _parameters(self) -> Iterator[tuple[str, BucketExchange, int, bool]]:

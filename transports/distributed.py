@@ -33,7 +33,7 @@ class TorchTransport(Transport):
         device: where this rank's tensors live; None: CPU for gloo, the current CUDA
             device for NCCL.
         timeout_s: after so many seconds without an end a collective fails. It applies
-            to groups made by :meth:`duplicate`.
+            to groups made by :meth:`duplicate`. None: the group's own.
         owns_group: whether :meth:`close` destroys the group.
     """
 
@@ -42,20 +42,25 @@ class TorchTransport(Transport):
         group: dist.ProcessGroup | None = None,
         *,
         device: torch.device | None = None,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         owns_group: bool = False,
     ) -> None:
         self._group = group
-        self._timeout_s = timeout_s
         self._owns_group = owns_group
         self.backend = _backend(group, device)
         self.rank = dist.get_rank(group)
+        self._in_world = tuple(dist.get_process_group_ranks(group))
         self.world_size = dist.get_world_size(group)
         if device is None:
             device = torch.device("cpu")
             if self.backend == "nccl":
                 device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
+        self._timeout = (
+            _timeout_of(group, device)
+            if timeout_s is None
+            else timedelta(seconds=timeout_s)
+        )
 
     def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce in place; gloo sums along a ring."""
@@ -94,17 +99,17 @@ class TorchTransport(Transport):
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast in place."""
         with _named("broadcast"):
-            dist.broadcast(tensor, src=root, group=self._group)
+            dist.broadcast(tensor, src=self._in_world[root], group=self._group)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, blocking."""
         with _named(f"send to rank {to}"):
-            dist.send(tensor, dst=to, group=self._group)
+            dist.send(tensor, dst=self._in_world[to], group=self._group)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Receive, blocking."""
         with _named(f"receive from rank {source}"):
-            dist.recv(tensor, src=source, group=self._group)
+            dist.recv(tensor, src=self._in_world[source], group=self._group)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -125,16 +130,29 @@ class TorchTransport(Transport):
         """Broadcast a pickle."""
         box = [value]
         with _named("broadcast of an object"):
-            dist.broadcast_object_list(box, src=root, group=self._group)
+            dist.broadcast_object_list(box, src=self._in_world[root], group=self._group)
         return box[0]
 
     def duplicate(self) -> TorchTransport:
-        """Make a new process group of the same backend."""
-        timeout = timedelta(seconds=self._timeout_s)
+        """Make a new process group of the same ranks and backend.
+
+        One of some ranks only is made without the others, under a name that torch
+        would give again, with the addresses of the first, once it is destroyed. So it
+        stays until all groups are.
+        """
+        some = self.world_size < dist.get_world_size()
         with _named("making a process group"):
-            group = dist.new_group(backend=self.backend, timeout=timeout)
+            group = dist.new_group(
+                list(self._in_world) if some else None,
+                backend=self.backend,
+                timeout=self._timeout,
+                use_local_synchronization=some,
+            )
         return TorchTransport(
-            group, device=self.device, timeout_s=self._timeout_s, owns_group=True
+            group,
+            device=self.device,
+            timeout_s=self._timeout.total_seconds(),
+            owns_group=not some,
         )
 
     def close(self) -> None:
@@ -225,6 +243,17 @@ def _backend(group: dist.ProcessGroup | None, device: torch.device | None) -> st
     )
     preferred = device.type if device else "cuda" if "nccl" in engines.values() else ""
     return engines.get(preferred, engines.get("cpu", dist.get_backend(group)))
+
+
+def _timeout_of(group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
+    """Return after how long the collectives of ``group`` fail.
+
+    PyTorch has no public way to ask.
+    """
+    whole = group or dist.group.WORLD
+    assert whole is not None
+    timeout: timedelta = whole._get_backend(device).options._timeout
+    return timeout
 
 
 @contextmanager

@@ -94,7 +94,14 @@ class Trials:
         with (
             self._restored(),
             closing(
-                Engine(model, plan, ranks, seed=chosen, on_nonfinite="skip")
+                Engine(
+                    model,
+                    plan,
+                    ranks,
+                    seed=chosen,
+                    on_nonfinite="skip",
+                    gradient_as_bucket_view=True,
+                )
             ) as engine,
         ):
             optimizer = self._workload.optimizer(model.parameters())

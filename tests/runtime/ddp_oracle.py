@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,12 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from comm_plan import parallelize
+from comm_plan.errors import RunError
 from comm_plan.plans import Bucket, Plan, PlannedModel
 from comm_plan.plans.parameters import model_fingerprint, trainable
-from comm_plan.transports.distributed import TorchTransport
+from comm_plan.transports.distributed import TorchTransport, _timeout_of
 
 STEPS = 4
 BATCH = 6
+TIMEOUT = timedelta(minutes=7)
 
 
 def mlp():
@@ -182,6 +185,91 @@ def unused_on_one_rank(model, sync_off, optimizer, step):
     optimizer.step()
 
 
+class Heads(nn.Module):
+    """Two layers, each of which a loss may leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(8, 4)
+        self.right = nn.Linear(8, 4)
+
+    def forward(self, x, use=("left", "right")):
+        return {"out": [sum(getattr(self, name)(x) for name in use)],
+                "each": [getattr(self, name)(x) for name in use]}  # fmt: skip
+
+
+def unused_after_no_sync(by):
+    """`right` has an unsynchronised gradient, and later one on the ranks `by` only."""
+
+    def step_function(model, sync_off, optimizer, step):
+        optimizer.zero_grad()
+        rank = dist.get_rank()
+        with sync_off():
+            value(model(data(rank, 10 * step))).backward()
+        use = ("left", "right") if rank in by else ("left",)
+        value(model(data(rank, 10 * step + 1), use)).backward()
+        optimizer.step()
+
+    return step_function
+
+
+def a_backward_each(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    for output in model(data(dist.get_rank(), step))["each"]:
+        output.square().mean().backward()
+    optimizer.step()
+
+
+def other_head_each_time(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    for part, use in enumerate((("right",), ("left",))):
+        value(model(data(dist.get_rank(), 10 * step + part), use)).backward()
+    optimizer.step()
+
+
+def forward_before_update(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    x = data(dist.get_rank(), step)
+    value(model(x)).backward()
+    model(x)
+    optimizer.step()
+
+
+def gradient_penalty(model, sync_off, optimizer, step):
+    x = data(dist.get_rank(), step).requires_grad_()
+    output = model(x)
+    (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    optimizer.zero_grad()
+    (output.mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
+    optimizer.step()
+
+
+def adversarial(model, sync_off, optimizer, step):
+    x = data(dist.get_rank(), step).requires_grad_()
+    (slope,) = torch.autograd.grad(value(model(x)), x)
+    optimizer.zero_grad()
+    value(model((x + 0.1 * slope.sign()).detach())).backward()
+    optimizer.step()
+
+
+def frozen_for_another(model, sync_off, optimizer, step):
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    value(model(data(dist.get_rank(), step).requires_grad_())).backward()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    plain(model, sync_off, optimizer, step)
+
+
+def two_forwards(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    first, second = (
+        model(data(dist.get_rank(), 10 * step + part, 128)) for part in range(2)
+    )
+    (first - second).square().mean().backward()
+    optimizer.step()
+
+
 SCENARIOS = {
     "plain": (mlp, plain, {}),
     "set_to_none=False": (mlp, keep_zeroed, {}),
@@ -199,7 +287,21 @@ SCENARIOS = {
         {},
     ),
     "dictionary output": (dictionary_output, plain, {}),
-}
+    "unused after no_sync": (Heads, unused_after_no_sync(()), {"unused": True}),
+    "unused after no_sync but on rank 1": (
+        Heads, unused_after_no_sync((1,)), {"unused": True}
+    ),
+    "two heads, a backward each": (Heads, a_backward_each, {}),
+    "another head each time": (Heads, other_head_each_time, {"unused": True}),
+    "forward before the update": (mlp, forward_before_update, {}),
+    "forward before the update, unused": (
+        mlp, forward_before_update, {"unused": True}
+    ),
+    "gradient penalty": (mlp, gradient_penalty, {}),
+    "adversarial examples": (mlp, adversarial, {}),
+    "frozen for another model": (mlp, frozen_for_another, {}),
+    "two forwards, batch norm": (Convolutions, two_forwards, {}),
+}  # fmt: skip
 
 
 def outcome(make, step_function, unused=False):
@@ -217,6 +319,9 @@ def outcome(make, step_function, unused=False):
     for step in range(STEPS):
         step_function(theirs, theirs.no_sync, their_optimizer, step)
         step_function(ours, engine.no_sync, our_optimizer, step)
+    if list(ours.buffers()):  # as an evaluation finds them
+        with torch.no_grad():
+            theirs.eval()(data(99, 0, 128))
     engine.close()
     return compare(theirs.module, ours)
 
@@ -259,13 +364,61 @@ def no_parameter_used_on_one_rank():
     return compare(reference, model)
 
 
+def wrapped_in_ddp_too():
+    """Both would average: the first forward says so."""
+    model = mlp()
+    engine = parallelize(model, plan_for(model, dist.get_world_size()))
+    try:
+        DistributedDataParallel(model)(data(0, 0))
+    except RunError as error:
+        return "same" if "DistributedDataParallel" in str(error) else str(error)
+    finally:
+        engine.close()
+    return "nothing was said"
+
+
+def a_group_of_its_own():
+    """The last rank alone, and all others: nothing passes between them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(range(size - 1)), dist.new_group([size - 1])]
+    members = [*range(size - 1)] if rank < size - 1 else [rank]
+    torch.manual_seed(members[0])
+    model = mlp()
+    reference = copy.deepcopy(model)
+    plan = plan_for(model, len(members))
+    group = groups[rank == size - 1]
+    engine = parallelize(model, plan, process_group=group)
+    value(model(data(rank, 0))).backward()
+    engine.close()
+    for member in members:
+        (value(reference(data(member, 0))) / len(members)).backward()
+    for parameter, expected in zip(
+        model.parameters(), reference.parameters(), strict=True
+    ):
+        if not torch.allclose(parameter.grad, expected.grad, rtol=1e-5, atol=1e-7):
+            return "the gradients are not the group's"
+    return "same"
+
+
+def the_time_out_of_the_group():
+    """A user who allows minutes, for an evaluation on one rank, means it."""
+    duplicate = TorchTransport().duplicate()
+    (timeout,) = {_timeout_of(group, duplicate.device)
+                  for group in (None, duplicate._group)}  # fmt: skip
+    duplicate.close()
+    return "same" if timeout == TIMEOUT else f"{timeout} instead of {TIMEOUT}"
+
+
 def main():
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     results = {}
     cases = {name: lambda c=case: outcome(c[0], c[1], **c[2])
              for name, case in SCENARIOS.items()}  # fmt: skip
     cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
+    cases["wrapped in DDP too"] = wrapped_in_ddp_too
+    cases["a group of its own"] = a_group_of_its_own
+    cases["the time-out of the group"] = the_time_out_of_the_group
     for name, case in cases.items():
         try:
             mine = case()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from comm_plan import parallelize
-from comm_plan.errors import MismatchError, NonFiniteError, RunError
+from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
 from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.tests.support.harness import run_ranks
@@ -32,6 +32,19 @@ SCENARIOS = [
     "batch norm, channels last",
     "dictionary output",
     "no parameter used on one rank",
+    "unused after no_sync",
+    "unused after no_sync but on rank 1",
+    "two heads, a backward each",
+    "another head each time",
+    "forward before the update",
+    "forward before the update, unused",
+    "gradient penalty",
+    "adversarial examples",
+    "frozen for another model",
+    "two forwards, batch norm",
+    "wrapped in DDP too",
+    "a group of its own",
+    "the time-out of the group",
 ]
 
 
@@ -149,8 +162,10 @@ def test_a_missing_gradient_is_an_error_that_names_the_parameter():
     model = nn.ModuleDict({"used": nn.Linear(6, 3), "spare": nn.Linear(6, 3)})
     plan = plan_for(model)
     engine = parallelize(model, plan, transport=LocalTransport())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model["used"](torch.ones(2, 6)).sum().backward()
     with pytest.raises(RunError, match=r"spare\.(weight|bias)"):
-        model["used"](torch.ones(2, 6)).sum().backward()
+        optimizer.step()
     engine.close()
 
 
@@ -330,3 +345,73 @@ def test_a_dropped_engine_does_not_linger():
     engine.close()
     loss_of(model).backward()
     assert engine.step == 0
+
+
+def test_a_gradient_that_was_kept_does_not_change():
+    model = nn.Linear(1, 1, bias=False)
+    plan = plan_for(model, buckets=(Bucket(tensors=("weight",)),))
+    engine = parallelize(model, plan, transport=LocalTransport())
+    kept = []
+    for x in (1.0, 2.0, 3.0):
+        model.zero_grad()
+        model(torch.tensor([[x]])).sum().backward()
+        kept.append(model.weight.grad)
+    engine.close()
+    assert [gradient.item() for gradient in kept] == [1.0, 2.0, 3.0]
+
+
+def test_a_saved_gradient_takes_no_bucket_along():
+    model = small()
+    names = tuple(trainable(model))
+    plan = plan_for(model, buckets=(Bucket(tensors=names),))
+    engine = parallelize(model, plan, transport=LocalTransport())
+    loss_of(model).backward()
+    for parameter in model.parameters():
+        assert parameter.grad.untyped_storage().nbytes() == parameter.grad.nbytes
+    engine.close()
+
+
+def test_with_bucket_views_gradients_are_parts_of_the_bucket():
+    model = small()
+    names = tuple(trainable(model))
+    engine = parallelize(
+        model,
+        plan_for(model, buckets=(Bucket(tensors=names),)),
+        transport=LocalTransport(),
+        gradient_as_bucket_view=True,
+    )
+    loss_of(model).backward()
+    storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
+    assert len(storages) == 1
+    engine.close()
+
+
+def test_a_second_engine_takes_the_place_of_the_first():
+    model = small()
+    first = parallelize(model, plan_for(model), transport=LocalTransport())
+    second = parallelize(model, plan_for(model), transport=LocalTransport())
+    loss_of(model).backward()
+    assert (first.step, second.step) == (0, 1)
+    first.close()
+    loss_of(model).backward()
+    assert second.step == 2
+    second.close()
+
+
+def test_an_unknown_way_with_inf_and_nan_is_refused():
+    model = small()
+    with pytest.raises(InputError, match="'raise' is unknown: use one of stop, skip"):
+        parallelize(
+            model, plan_for(model), transport=LocalTransport(), on_nonfinite="raise"
+        )
+
+
+def test_a_compiled_model_has_the_names_of_the_model():
+    model = small()
+    plan = plan_for(model)
+    compiled = torch.compile(model, backend="eager")
+    assert trainable(compiled) == trainable(model)
+    engine = parallelize(compiled, plan, transport=LocalTransport())
+    loss_of(compiled).backward()
+    assert engine.step == 1
+    engine.close()

@@ -1,14 +1,20 @@
 """Where internals of autograd may be used, and what hooks leave behind."""
 
+import copy
 import gc
+import pickle
 import re
+import threading
+import time
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
 
 import comm_plan
 from comm_plan import parallelize
+from comm_plan.errors import RunError
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
@@ -77,4 +83,54 @@ def test_an_optimizer_of_another_model_ends_no_step():
     assert engine.step == 0
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert engine.step == 1
+    engine.close()
+
+
+def test_an_engine_that_nobody_closes_goes_with_its_model():
+    threads = threading.active_count()
+    left = []
+    for _ in range(5):
+        model = net()
+        engine = parallelize(model, plan_for(model, 1), transport=LocalTransport())
+        model(torch.ones(2, FEATURES)).sum().backward()
+        left += [weakref.ref(engine), weakref.ref(model)]
+        del engine, model
+    gc.collect()
+    assert [thing() for thing in left] == [None] * len(left)
+    deadline_s = time.monotonic() + 60
+    while threading.active_count() > threads and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda model: pickle.loads(pickle.dumps(model)),
+        lambda model: torch.optim.swa_utils.AveragedModel(model).module,
+    ],
+    ids=["deepcopy", "pickle", "average"],
+)
+def test_a_copy_is_an_ordinary_model(copied):
+    model = net()
+    engine = parallelize(model, plan_for(model, 1), transport=LocalTransport())
+    model(torch.ones(2, FEATURES)).sum().backward()
+    twin = copied(model)
+    twin.zero_grad()
+    twin(torch.ones(2, FEATURES)).sum().backward()
+    assert engine.step == 1
+    for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    engine.close()
+
+
+def test_an_optimizer_inside_backward_is_refused_by_name():
+    model = net()
+    engine = parallelize(model, plan_for(model, 1), transport=LocalTransport())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    last = list(model.parameters())[-1]
+    last.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(RunError, match="inside backward"):
+        model(torch.ones(2, FEATURES)).sum().backward()
     engine.close()
