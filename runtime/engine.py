@@ -43,7 +43,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from comm_plan.errors import InputError, NonFiniteError, RunError
+from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
@@ -332,10 +332,10 @@ class Engine:
             RunError: parameters got no gradient.
         """
         if self._current.graph_task is not None:
-            self._settle(self._current.give_up())
+            self._end_step(self._current.give_up)
         elif self._current.received:
             missing = self._current.missing()
-            self._settle(self._current.give_up())
+            self._end_step(self._current.give_up)
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
@@ -344,7 +344,17 @@ class Engine:
 
     def _finish_step(self) -> None:
         """Wait for the buckets, then settle the step."""
-        self._settle(self._current.finish())
+        self._end_step(self._current.finish)
+
+    def _end_step(self, end: Callable[[], Refusal | None]) -> None:
+        """Settle the step that ``end`` ends.
+
+        Raises:
+            PeerError: a rank died or failed, and which one.
+            CollectiveError: a collective failed.
+        """
+        with self._explained():
+            self._settle(end())
 
     def _settle(self, refusal: Refusal | None) -> None:
         finished = self._current
@@ -365,8 +375,17 @@ class Engine:
 
     def _align_buffers(self) -> None:
         if self._broadcast_buffers:
-            broadcast_tensors(self._transport, list(self.model.buffers()))
+            with self._explained():
+                broadcast_tensors(self._transport, list(self.model.buffers()))
         self._buffers_touched = False
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say who is to blame for a collective that fails."""
+        try:
+            yield
+        except CollectiveError as error:
+            raise self._transport.explain(error) from None
 
     def _skip(self, step: Step, refusal: Refusal) -> None:
         message = step.refuse(refusal)
@@ -461,7 +480,7 @@ def parallelize(
     if process_group is not None:
         from comm_plan.transports.distributed import TorchTransport
 
-        transport = TorchTransport(process_group)
+        transport = TorchTransport(process_group).watched()
     if transport is None:
         transport = current_transport(plan.backend)
     return Engine(model, plan, transport, **options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
+    from comm_plan.errors import CollectiveError, RunError
     from comm_plan.plans import EmulatedLink
 
 Reduction = Literal["sum", "max"]
@@ -91,6 +92,10 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the engine's resources back; no call may follow."""
+
+    def explain(self, error: CollectiveError) -> RunError:
+        """Return what to raise in place of ``error``: who is to blame, if known."""
+        return error
 
     def abort(self, exit_code: int = 1) -> None:  # noqa: B027  (most need nothing)
         """Take the whole run down after a failure, where the launcher would not."""

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from comm_plan.errors import CollectiveError, PeerError
+from comm_plan.errors import CollectiveError, PeerError, RunError
+from comm_plan.transports import watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
 from comm_plan.transports.links import reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
+from comm_plan.transports.watch import Watch
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -35,6 +37,7 @@ class TorchTransport(Transport):
         timeout_s: after so many seconds without an end a collective fails. It applies
             to groups made by :meth:`duplicate`. None: the group's own.
         owns_group: whether :meth:`close` destroys the group.
+        watch: knows who is to blame when a collective fails; None: nobody does.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class TorchTransport(Transport):
         device: torch.device | None = None,
         timeout_s: float | None = None,
         owns_group: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         self._group = group
+        self._watch = watch
         self._owns_group = owns_group
         self.backend = _backend(group, device)
         self.rank = dist.get_rank(group)
@@ -153,7 +158,24 @@ class TorchTransport(Transport):
             device=self.device,
             timeout_s=self._timeout.total_seconds(),
             owns_group=not some,
+            watch=self._watch,
         )
+
+    def explain(self, error: CollectiveError) -> RunError:
+        """Ask the watch."""
+        return error if self._watch is None else self._watch.explain(error)
+
+    def watched(self) -> TorchTransport:
+        """Return the transport with the watch over torch's default process group.
+
+        The first call for that group is a collective one, of all its ranks. A group of
+        some ranks is watched over only if there is a watch already.
+        """
+        if self.world_size > 1 and self.world_size == dist.get_world_size():
+            self._watch = watch.begin(self)
+        else:
+            self._watch = watch.current()
+        return self
 
     def close(self) -> None:
         """Destroy the process group if this transport made it."""
@@ -176,8 +198,11 @@ def join(joining: Joining) -> Iterator[Transport]:
 
 
 def joined(here: Place) -> Transport | None:
-    """Return the transport of torch's default process group, if there is one."""
-    return TorchTransport() if dist.is_initialized() else None
+    """Return the transport of torch's default process group, if there is one.
+
+    The watch over its ranks begins with the first call, of all of them.
+    """
+    return TorchTransport().watched() if dist.is_initialized() else None
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class Liveness:
         self._noticed = threading.Event()  # by the main thread, which may have left
         self._leaving = False
         self._sending = threading.Lock()
+        self._left: list[int] = []
         self._links = connect_links(ranks, address)
         # A forked child (a data loader's worker) would keep the connections open
         # after this process died.
@@ -92,6 +93,11 @@ class Liveness:
         failed, and ``error`` itself is returned.
         """
         self._noticed.set()
+        if self._left:
+            self._judge(
+                f"rank {self._left[0]} has ended while others go on: give all ranks as "
+                "many steps"
+            )
         if self._judged.wait(_EXPLAIN_S):
             return PeerError(self._verdict)
         self.fail(str(error))
@@ -112,6 +118,11 @@ class Liveness:
         self._say_goodbye()
         self._thread.join(_LINGER_S)
         self._drop_links()
+
+    def leave(self) -> None:
+        """Leave as :meth:`close` does, but wait for nobody: the process ends."""
+        self._noticed.set()
+        self._say_goodbye()
 
     def _watch(self) -> None:
         """Serve the links until all are closed (the daemon thread)."""
@@ -134,7 +145,9 @@ class Liveness:
             if link.closed:
                 self._links.remove(link)
                 link.close()
-                if not link.done:
+                if link.done:
+                    self._left.append(link.rank)
+                else:
                     self._judge(
                         f"rank {link.rank} died: its connection closed without a word"
                     )

@@ -1,0 +1,74 @@
+"""In a user's own program too, all ranks learn which one died, and end."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comm_plan.transports.launch import free_port
+
+PROGRAM = Path(__file__).parent / "users_loop.py"
+RANKS = 3
+LATEST_S = 100  # on a machine that is busy with other things
+CAUSES = {
+    "killed": "rank 2 died",
+    "raises": "rank 2 failed: my data is broken",
+    "stopped": "rank 2 is silent",
+    "leaves": "rank 2 has ended while others go on",
+}
+
+
+def run(fate, place):
+    """Return exit codes and errors of the ranks but the last."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), fate, place],
+            env={**os.environ, **meeting, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        others = processes[:-1]
+        deadline_s = time.monotonic() + LATEST_S
+        errors = [
+            process.communicate(timeout=deadline_s - time.monotonic())[1]
+            for process in others
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [process.returncode for process in others], errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fate", "place"),
+    [
+        ("killed", "backward"),
+        ("killed", "code"),
+        ("killed", "collective"),
+        ("raises", "backward"),
+        ("raises", "code"),
+        ("stopped", "backward"),
+        ("leaves", "backward"),
+    ],
+)
+def test_every_rank_names_the_one_that_went_wrong(fate, place):
+    codes, errors = run(fate, place)
+    assert all(codes), errors
+    for error in errors:
+        assert CAUSES[fate] in error
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_well_ends_without_a_word():
+    codes, errors = run("none", "backward")
+    assert codes == [0, 0], errors
+    assert not any("error" in error for error in errors)

@@ -1,0 +1,61 @@
+"""A user's own program, of which one rank goes wrong. Runs as one rank.
+
+    python users_loop.py FATE PLACE
+
+FATE of the last rank: ``killed``, ``stopped``, ``raises``, ``leaves``, or ``none``.
+PLACE of the others: ``backward``, ``code`` of their own, ``collective`` of their own.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import comm_plan
+from comm_plan.tests.runtime.trainings import plan_for
+
+STEPS = 10
+HALFWAY = 4
+
+
+def meet(fate):
+    """Let the last rank meet its fate."""
+    if fate == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fate == "raises":
+        raise ValueError("my data is broken")
+    if fate == "leaves":
+        sys.exit()
+
+
+def main():
+    fate, place = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    comm_plan.parallelize(model, plan_for(model, size))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if step == HALFWAY:
+            if rank == size - 1:
+                meet(fate)
+            elif place == "code":
+                time.sleep(3600 if fate != "none" else 0)
+            elif place == "collective":
+                dist.all_reduce(torch.ones(1))
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

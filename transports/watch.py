@@ -1,0 +1,114 @@
+"""Liveness for programs that joined their run by themselves.
+
+``comm-plan train`` and :func:`~comm_plan.transports.connect.connect` know where a run
+begins and ends. A user's own loop does not say, so the watch begins with the first
+:func:`begin`, and ends with the process:
+
+* one that ends by an exception nobody catches tells the others why;
+* one that ends otherwise says goodbye;
+* one that dies, is stopped or cut off is found by the others
+  (:mod:`~comm_plan.transports.liveness`).
+
+The verdict reaches a rank where it waits for the others: as a
+:class:`~comm_plan.errors.PeerError` in the engine, as one line after the traceback
+where a collective of the program's own failed. A rank that takes no notice within
+seconds, in code of its own or in a collective that never returns, is ended with that
+line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+
+import torch.distributed as dist
+
+from comm_plan.errors import CollectiveError, RunError
+from comm_plan.transports.links import Ranks, reachable_address
+from comm_plan.transports.liveness import Liveness
+
+LOOPBACK = "127.0.0.1"
+
+
+class Watch:
+    """What this process knows of the other ranks of its default process group.
+
+    Making one is a collective call.
+
+    Args:
+        ranks: a transport over all ranks.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        address = os.environ.get("MASTER_ADDR", LOOPBACK)
+        self._liveness = Liveness(
+            ranks, address=reachable_address(address), report=_print
+        )
+        self._before = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self.end)
+
+    def explain(self, error: CollectiveError) -> RunError:
+        """Return what to raise in place of ``error``, a failed collective."""
+        return self._liveness.explain(error)
+
+    def end(self) -> None:
+        """Say goodbye, unless a rank has failed."""
+        atexit.unregister(self.end)
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._before
+        self._liveness.leave()
+
+    def _on_exception(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tell the others, or find out from them who is to blame."""
+        self._before(kind, error, trace)
+        if isinstance(error, RunError) or not _is_from_a_collective(error):
+            self._liveness.fail(str(error) or kind.__name__)
+            return
+        verdict = self._liveness.explain(CollectiveError(str(error)))
+        if not isinstance(verdict, CollectiveError):
+            _print(verdict)
+
+
+_current: tuple[dist.ProcessGroup | None, Watch] | None = None
+
+
+def begin(ranks: Ranks) -> Watch:
+    """Watch over the ranks of torch's default process group, once for each such group.
+
+    The first call is a collective one.
+
+    Args:
+        ranks: a transport over all of them.
+    """
+    global _current
+    group = dist.group.WORLD
+    if _current is None or _current[0] is not group:
+        if _current is not None:
+            _current[1].end()
+        _current = group, Watch(ranks)
+    return _current[1]
+
+
+def current() -> Watch | None:
+    """Return the watch over torch's default process group, if one has begun."""
+    if _current is None or _current[0] is not dist.group.WORLD:
+        return None
+    return _current[1]
+
+
+def _is_from_a_collective(error: BaseException) -> bool:
+    """Return whether torch.distributed raised ``error``; gloo has no class for it."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _print(error: BaseException) -> None:
+    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.flush()
