@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("profile", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--kinds", default="dense,fp16,topk,terngrad,qsgd")
+    parser.add_argument("--kinds", default="dense,fp16,topk,model_topk,terngrad,qsgd")
     parser.add_argument("--alone", type=Path, help="profile with one rank's costs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
