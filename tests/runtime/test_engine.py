@@ -42,6 +42,8 @@ SCENARIOS = [
     "adversarial examples",
     "frozen for another model",
     "two forwards, batch norm",
+    "uneven batches",
+    "the switch of DDP",
     "wrapped in DDP too",
     "a group of its own",
     "the time-out of the group",
