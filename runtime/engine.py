@@ -48,7 +48,12 @@ from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunErr
 from comm_plan.plans import Plan, Replan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
-from comm_plan.runtime.bucket import BucketExchange, build_buckets
+from comm_plan.runtime.bucket import (
+    BucketExchange,
+    Remembered,
+    build_buckets,
+    share_of,
+)
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
@@ -77,11 +82,17 @@ class EngineOptions(TypedDict, total=False):
 
 
 class EngineState(TypedDict):
-    """What an exact resume needs: parameter name -> quantity -> tensor, and counts."""
+    """What an exact resume needs.
+
+    What is remembered (:data:`~comm_plan.runtime.bucket.Remembered`) differs from rank
+    to rank and is kept by it, so that several ranks' states can be merged into one, as
+    ``torch.distributed.checkpoint`` does.
+    """
 
     step: int
     skipped_steps: int
-    tensors: dict[str, dict[str, torch.Tensor]]
+    world_size: int
+    ranks: dict[str, Remembered]
 
 
 class Engine(Joinable):
@@ -212,23 +223,42 @@ class Engine(Joinable):
         finally:
             self._listening = before
 
-    def state_dict(self) -> EngineState:
-        """Return what an exact resume needs; it differs from rank to rank."""
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
+    def remembered(self) -> Remembered:
+        """Return what this rank remembers from step to step: residuals and the like."""
+        tensors: Remembered = {}
         for bucket in self.buckets:
             tensors.update(bucket.state())
+        return tensors
+
+    def state_dict(self) -> EngineState:
+        """Return what an exact resume needs, with this rank's part of it."""
+        ranks = self._transport
         return {
             "step": self.step,
             "skipped_steps": self.skipped_steps,
-            "tensors": tensors,
+            "world_size": ranks.world_size,
+            "ranks": {str(ranks.rank): self.remembered()},
         }
 
     def load_state_dict(self, state: EngineState) -> None:
-        """Take over :meth:`state_dict`, also from a run under another plan."""
+        """Take over :meth:`state_dict`, also from a run under another plan.
+
+        From a run of another number of ranks it takes the parts of all of them
+        (``state["ranks"]`` merged): every rank then gets an equal share of their sum.
+
+        Raises:
+            MismatchError: parts that are needed are not there.
+        """
+        remembered = share_of(
+            state["ranks"],
+            state["world_size"],
+            self._transport.rank,
+            self._transport.world_size,
+        )
         self.step = state["step"]
         self.skipped_steps = state["skipped_steps"]
         for bucket in self.buckets:
-            bucket.load_state(state["tensors"])
+            bucket.load_state(remembered)
         self._begin_step()
 
     def rescale(self, factor: float) -> None:

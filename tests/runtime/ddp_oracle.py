@@ -7,12 +7,15 @@ Started by test_engine.py on several ranks. Prints, on rank 0, a JSON object: sc
 import copy
 import json
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpointing
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comm_plan import parallelize
 from comm_plan.errors import RunError
-from comm_plan.plans import Bucket, Plan, PlannedModel
+from comm_plan.plans import Bucket, Plan, PlannedModel, TopK
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.transports.distributed import TorchTransport, _timeout_of
 
@@ -398,6 +401,34 @@ def the_switch_of_ddp():
     return compare(theirs.module, ours) if steps == 1 else f"{steps} steps"
 
 
+def saved_by_torch():
+    """torch.distributed.checkpoint merges equal keys: residuals must not be lost."""
+    box = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    model = mlp()
+    plan = plan_for(model, dist.get_world_size())
+    buckets = tuple(
+        bucket.model_copy(
+            update={"compressor": TopK(density=0.1), "collective": "allgather"}
+        )
+        for bucket in plan.buckets
+    )
+    engine = parallelize(model, plan.model_copy(update={"buckets": buckets}))
+    value(model(data(dist.get_rank(), 0))).backward()
+    own = copy.deepcopy(engine.remembered())
+    checkpointing.save({"engine": engine.state_dict()}, checkpoint_id=box[0])
+    value(model(data(dist.get_rank(), 1))).backward()
+    state = {"engine": engine.state_dict()}
+    checkpointing.load(state, checkpoint_id=box[0])
+    engine.load_state_dict(state["engine"])
+    back = engine.remembered()
+    engine.close()
+    if dist.get_rank() == 0:
+        shutil.rmtree(box[0])
+    same = all(torch.equal(own[n]["residual"], back[n]["residual"]) for n in own)
+    return "same" if same else "other residuals"
+
+
 def wrapped_in_ddp_too():
     """Both would average: the first forward says so."""
     model = mlp()
@@ -450,6 +481,7 @@ def main():
     cases = {name: lambda c=case: outcome(c[0], c[1], **c[2])
              for name, case in SCENARIOS.items()}  # fmt: skip
     cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
+    cases["saved by torch"] = saved_by_torch
     cases["uneven batches"] = uneven_batches
     cases["the switch of DDP"] = the_switch_of_ddp
     cases["wrapped in DDP too"] = wrapped_in_ddp_too
