@@ -314,6 +314,7 @@ def solve(
     for name, reason in summary.left_out.items():
         screen.say(f"{name} is left out: {reason}")
     screen.say(summary.verdict)
+    screen.say(summary.judgement(solver.value))
     screen.say(f"wrote {output}")
 
 

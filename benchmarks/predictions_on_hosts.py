@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
@@ -29,7 +30,7 @@ from comm_plan.benchmarks.commands import (
 )
 from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.benchmarks.prediction_rounds import moments
-from comm_plan.plans import Network, Plan, Profile
+from comm_plan.plans import Plan, Profile
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
@@ -64,45 +65,67 @@ def where(plans: dict[str, Plan], reached: dict[str, list[dict[str, float]]]) ->
     return tables.markdown(head, rows)
 
 
+def run(
+    arguments: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Measure profile and network, and run all plans; the documents are in ``folder``.
+
+    Returns:
+        The plans, and what ``prediction_rounds`` wrote.
+    """
+    rate = None if arguments.rate == UNLIMITED else arguments.rate
+    name = workload(arguments.workload, folder)
+    sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", arguments.budget)
+    sweep = comm_plan("benchmark-network", "-o", folder / "network.json",
+                      "--collectives", COLLECTIVES, *sizes)  # fmt: skip
+    if arguments.network_hosts:
+        with EmulatedHosts(arguments.network_hosts, rate) as hosts:
+            run_all(hosts, sweep)
+    with EmulatedHosts(arguments.hosts, rate) as hosts:
+        profiling = ("-o", folder / "profile.json", "--compressors", KINDS)
+        run_all(hosts, comm_plan("profile", name, *profiling))
+        if not arguments.network_hosts:
+            run_all(hosts, sweep)
+        ranks = ("--world-size", arguments.hosts)
+        plans = {s: solve(folder, s, "--solver", s, *ranks) for s in SOLVERS}
+        for method in METHODS:
+            plans[method] = solve(folder, method, "--compressor", method, *ranks)
+        output = folder / "seconds.json"
+        pairs = [f"{each}={path}" for each, path in plans.items()]
+        rounds = ("--rounds", arguments.rounds, "--iterations", arguments.iterations)
+        program = module("comm_plan.benchmarks.prediction_rounds", name, output,
+                         *pairs, *rounds)  # fmt: skip
+        run_all(hosts, program, timeout_s=1800)
+    return plans, json.loads(output.read_text())
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rate", default="1gbit", help=f"or {UNLIMITED}")
     parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument(
+        "--network-hosts", type=int, help="extrapolate a network of so many hosts"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--budget", type=float, default=40)
     arguments = parser.parse_args()
     require_hosts()
-    rate = None if arguments.rate == UNLIMITED else arguments.rate
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        name = workload(arguments.workload, folder)
-        with EmulatedHosts(arguments.hosts, rate) as hosts:
-            profiling = ("-o", folder / "profile.json", "--compressors", KINDS)
-            run_all(hosts, comm_plan("profile", name, *profiling))
-            sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", arguments.budget)
-            argv = comm_plan("benchmark-network", "-o", folder / "network.json",
-                             "--collectives", COLLECTIVES, *sizes)  # fmt: skip
-            run_all(hosts, argv)
-            plans = {each: solve(folder, each, "--solver", each) for each in SOLVERS}
-            for method in METHODS:
-                plans[method] = solve(folder, method, "--compressor", method)
-            output = folder / "seconds.json"
-            pairs = [f"{each}={path}" for each, path in plans.items()]
-            rounds = ("--rounds", arguments.rounds, "--iterations")
-            program = module("comm_plan.benchmarks.prediction_rounds", name, output,
-                             *pairs, *rounds, arguments.iterations)  # fmt: skip
-            run_all(hosts, program, timeout_s=1800)
-        written = json.loads(output.read_text())
+        plans, written = run(arguments, folder)
         seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
-        network = Network.load(folder / "network.json")
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
-    title = f"{profile.model.name}, {network.world_size} hosts at {arguments.rate}"
+    title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
+    size = f"{arguments.hosts}x{arguments.rate}"
+    if arguments.network_hosts:
+        title += f", network measured on {arguments.network_hosts}"
+        size += f"-from-{arguments.network_hosts}"
     parts = [
         f"# Predictions: {title}",
         tables.comparison(rows, ddp_s),
@@ -117,7 +140,6 @@ def main() -> None:
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
         "an iteration's time is the mean of the ranks.",
     ]
-    size = f"{arguments.hosts}x{arguments.rate}"
     print(
         tables.save(
             f"predictions-{arguments.workload}-{size}",

@@ -101,6 +101,36 @@ class Summary:
         """In one sentence what planning brings over DDP's buckets."""
         return verdict(self.rows, self.lower_bound_s)
 
+    def judgement(self, solver: str) -> str:
+        """Return in one sentence how the plan that was asked for does.
+
+        Raises:
+            InputError: it could not be made, and why.
+        """
+        row = self.row(solver)
+        today = next(
+            (r for r in self.rows if r.solver == TODAY and r.forced is None), row
+        )
+        fastest = self.rows[0]
+        gain = 1 - row.iteration_s / today.iteration_s
+        if row is today:
+            text = "this plan: DDP's buckets"
+        elif abs(gain) <= WORTHWHILE:
+            text = f"this plan, {row.label}: about the time of DDP's buckets"
+        elif gain > 0:
+            text = (
+                f"this plan, {row.label}: {_percent(gain)} less time than DDP's buckets"
+            )
+        else:
+            text = (
+                f"this plan, {row.label}, loses: {_percent(-gain)} more time than "
+                "DDP's buckets"
+            )
+        if fastest.iteration_s < row.iteration_s * (1 - WORTHWHILE):
+            less = _percent(1 - fastest.iteration_s / row.iteration_s)
+            text += f"; {fastest.label} takes {less} less than it"
+        return text
+
     def row(self, solver: str) -> Prediction:
         """Return the row of a solver that was asked for.
 

@@ -41,18 +41,25 @@ from typing import TYPE_CHECKING, TypedDict, get_args
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan, load_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
-from comm_plan.runtime.bucket import BucketExchange, build_buckets
+from comm_plan.runtime.bucket import (
+    BucketExchange,
+    Remembered,
+    build_buckets,
+    share_of,
+)
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.step import OnNonFinite, Refusal, SecondMoments, Setup, Step
 from comm_plan.runtime.timing import Moments
+from comm_plan.runtime.uneven import ShadowHook
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
@@ -75,14 +82,20 @@ class EngineOptions(TypedDict, total=False):
 
 
 class EngineState(TypedDict):
-    """What an exact resume needs: parameter name -> quantity -> tensor, and counts."""
+    """What an exact resume needs.
+
+    What is remembered (:data:`~comm_plan.runtime.bucket.Remembered`) differs from rank
+    to rank and is kept by it, so that several ranks' states can be merged into one, as
+    ``torch.distributed.checkpoint`` does.
+    """
 
     step: int
     skipped_steps: int
-    tensors: dict[str, dict[str, torch.Tensor]]
+    world_size: int
+    ranks: dict[str, Remembered]
 
 
-class Engine:
+class Engine(Joinable):
     """A plan in execution for one model; made by :func:`comm_plan.parallelize`.
 
     Args:
@@ -134,6 +147,7 @@ class Engine:
         gradient_as_bucket_view: bool = False,
         second_moments: SecondMoments | None = None,
     ) -> None:
+        super().__init__()
         _check_options(model, on_nonfinite)
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
@@ -155,6 +169,7 @@ class Engine:
         self._density_floor = 0.0
         self._seed = seed
         self._given_moments = second_moments
+        self._given_transport = transport
         self._transport = transport.duplicate()
         self._setup = Setup(
             buckets=(),
@@ -208,23 +223,42 @@ class Engine:
         finally:
             self._listening = before
 
-    def state_dict(self) -> EngineState:
-        """Return what an exact resume needs; it differs from rank to rank."""
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
+    def remembered(self) -> Remembered:
+        """Return what this rank remembers from step to step: residuals and the like."""
+        tensors: Remembered = {}
         for bucket in self.buckets:
             tensors.update(bucket.state())
+        return tensors
+
+    def state_dict(self) -> EngineState:
+        """Return what an exact resume needs, with this rank's part of it."""
+        ranks = self._transport
         return {
             "step": self.step,
             "skipped_steps": self.skipped_steps,
-            "tensors": tensors,
+            "world_size": ranks.world_size,
+            "ranks": {str(ranks.rank): self.remembered()},
         }
 
     def load_state_dict(self, state: EngineState) -> None:
-        """Take over :meth:`state_dict`, also from a run under another plan."""
+        """Take over :meth:`state_dict`, also from a run under another plan.
+
+        From a run of another number of ranks it takes the parts of all of them
+        (``state["ranks"]`` merged): every rank then gets an equal share of their sum.
+
+        Raises:
+            MismatchError: parts that are needed are not there.
+        """
+        remembered = share_of(
+            state["ranks"],
+            state["world_size"],
+            self._transport.rank,
+            self._transport.world_size,
+        )
         self.step = state["step"]
         self.skipped_steps = state["skipped_steps"]
         for bucket in self.buckets:
-            bucket.load_state(state["tensors"])
+            bucket.load_state(remembered)
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
@@ -248,6 +282,38 @@ class Engine:
         self._setup.thread.close()
         self._setup.channel.close()
         self._transport.close()
+
+    # Uneven numbers of batches: torch.distributed.algorithms.Join
+
+    def join_hook(self, **options: object) -> JoinHook:
+        """Return what a rank without batches does; ``options`` mean nothing here."""
+        return ShadowHook(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where the ranks tell each other who has batches left."""
+        return self._transport.device
+
+    @property
+    def join_process_group(self) -> ProcessGroup | None:
+        """Through which group they do.
+
+        Raises:
+            InputError: the ranks are not those of torch.distributed.
+        """
+        return self._given_transport.process_group
+
+    def shadow_step(self) -> None:
+        """Take part in a step of other ranks, with gradients of zero."""
+        self._buffers_touched = True
+        self._end_step(self._current.finish)
+
+    def take_over(self, is_last: bool) -> None:
+        """Take over parameters and buffers of the highest rank that ``is_last``."""
+        ranks = self._transport.gather_objects(is_last)
+        root = max(rank for rank, last in enumerate(ranks) if last)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        broadcast_tensors(self._transport, tensors, root)
 
     # From plan to plan
 
@@ -275,7 +341,7 @@ class Engine:
 
     def _callbacks(self) -> Callbacks:
         return Callbacks(
-            listening=lambda: self._listening,
+            listening=self._is_listening,
             on_forward=self._on_forward,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
@@ -284,9 +350,16 @@ class Engine:
             on_optimizer=self._on_optimizer,
         )
 
+    def _is_listening(self) -> bool:
+        """Return whether the next backward is a step; DDP's switch is heeded too."""
+        return self._listening and getattr(
+            self.model, "require_backward_grad_sync", True
+        )
+
     def _on_forward(self) -> None:
         """Give up a backward that never ended; align buffers with rank 0."""
         self._require_finished()
+        Join.notify_join_context(self)
         self._current.forward_pending = True
         self._current.moments.begun = self._current.moments.now()
         if self._buffers_touched:

@@ -13,8 +13,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
+from comm_plan.errors import InputError
+
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
     from comm_plan.errors import CollectiveError, RunError
     from comm_plan.plans import EmulatedLink
@@ -92,6 +95,15 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the engine's resources back; no call may follow."""
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """The process group of torch.distributed; None: its default one.
+
+        Raises:
+            InputError: there is none.
+        """
+        raise InputError(f"the ranks of {self.backend} are no process group of torch")
 
     def explain(self, error: CollectiveError) -> RunError:
         """Return what to raise in place of ``error``: who is to blame, if known."""

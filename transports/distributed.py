@@ -161,6 +161,11 @@ class TorchTransport(Transport):
             watch=self._watch,
         )
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group that was given."""
+        return self._group
+
     def explain(self, error: CollectiveError) -> RunError:
         """Ask the watch."""
         return error if self._watch is None else self._watch.explain(error)

@@ -4,8 +4,9 @@ Either a :class:`~comm_plan.workloads.base.Workload`, or, for the usual case, a
 tuple of the parts that every training script has anyway::
 
     def make():
+        return model, data                      # the model computes its loss
         return model, data, loss                # SGD with lr 0.01, momentum 0.9
-        return model, data, loss, optimizer
+        return model, data, loss, optimizer     # loss None: the model computes it
 
 ``model``
     An ``nn.Module`` on the CPU. comm-plan sets the seed before it calls the function,
@@ -14,21 +15,26 @@ tuple of the parts that every training script has anyway::
     A ``DataLoader`` (its data set, batch size and ``collate_fn`` are taken, the shards
     and the order are comm-plan's), a list of batches (dealt out to the ranks in turn),
     or a function ``data(rank, world_size, epoch, seed)`` that yields the rank's
-    batches. A batch is a pair ``(inputs, targets)``.
+    batches. A batch is a pair ``(inputs, targets)``, or a dictionary, which the model
+    takes as keywords. Inputs that are a tuple are several arguments, and those that are
+    a dictionary keywords.
 ``loss``
-    ``loss(outputs, targets)`` such as ``nn.CrossEntropyLoss()``; it is called with
-    ``model(inputs)`` and must return a scalar mean over the batch.
+    ``loss(outputs, targets)`` such as ``nn.CrossEntropyLoss()``; it is called with what
+    the model returns, and with the whole batch where that is a dictionary, and must
+    return a scalar mean over the batch. None: the model takes the whole batch, and
+    returns its loss, or something with a ``loss`` as Hugging Face's models do, or a
+    tuple that begins with it.
 ``optimizer``
     An optimizer over the model's parameters, or a function that makes one from
     ``model.parameters()``.
 
-Batches that are no pairs, or a loss of another form, need a ``Workload``. So does
-evaluation. If ``--batch-size`` shall work, the function takes ``batch_size``.
+Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
+``--batch-size`` shall work, the function takes ``batch_size``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,18 +52,19 @@ def from_parts(name: str, parts: Any) -> Workload:
     Raises:
         WorkloadError: it is none of what this module's docstring lists.
     """
-    if not isinstance(parts, tuple) or len(parts) not in (3, 4):
+    if not isinstance(parts, tuple) or len(parts) not in (2, 3, 4):
         raise WorkloadError(
-            f"workload {name} returned {_kind(parts)}: return a Workload or a tuple "
-            "(model, data, loss) or (model, data, loss, optimizer)"
+            f"workload {name} returned {_kind(parts)}: return a "
+            "comm_plan.workloads.Workload or a tuple (model, data), (model, data, "
+            "loss) or (model, data, loss, optimizer)"
         )
-    model, data, loss, *optimizer = parts
+    model, data, loss, *optimizer = (*parts, None) if len(parts) == 2 else parts
     if not isinstance(model, nn.Module):
         raise WorkloadError(
             f"workload {name} returned {_kind(model)} as its model: it must be an "
             "nn.Module"
         )
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise WorkloadError(
             f"workload {name} returned {_kind(loss)} as its loss: it must be a "
             "function of outputs and targets"
@@ -69,7 +76,7 @@ def from_parts(name: str, parts: Any) -> Workload:
         optimizer=_optimizer(name, *optimizer),
         batch_size=batch_size,
         batches=batches,
-        loss=_loss(name, loss),
+        loss=_own_loss(name) if loss is None else _loss(name, loss),
     )
 
 
@@ -122,22 +129,65 @@ def _dealt(data: Sequence[Any]) -> Batches:
 def _samples(batch: Any) -> int:
     """Return the batch size as the first tensor of a batch shows it."""
     first = batch
-    while isinstance(first, (tuple, list)) and first:
-        first = first[0]
+    while isinstance(first, (tuple, list, Mapping)) and first:
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
     return len(first) if isinstance(first, torch.Tensor) and first.ndim else 1
 
 
 def _loss(name: str, criterion: Any) -> Loss:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        batch = _moved(batch, device_of(model))
+        if isinstance(batch, dict):
+            return criterion(_outputs(model, batch), batch)  # type: ignore[no-any-return]
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise WorkloadError(
-                f"workload {name}: a batch is {_kind(batch)}, not a pair of inputs and "
-                "targets: return a Workload with its own loss"
+                f"workload {name}: a batch is {_kind(batch)}, neither a pair of inputs "
+                "and targets nor a dictionary: return a comm_plan.workloads.Workload "
+                "with its own loss"
             )
-        inputs, targets = (part.to(device_of(model)) for part in batch)
-        return criterion(model(inputs), targets)  # type: ignore[no-any-return]
+        inputs, targets = batch
+        return criterion(_outputs(model, inputs), targets)  # type: ignore[no-any-return]
 
     return loss
+
+
+def _own_loss(name: str) -> Loss:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        returned = _outputs(model, _moved(batch, device_of(model)))
+        value = getattr(returned, "loss", None)
+        if isinstance(returned, Mapping):
+            value = returned.get("loss")
+        elif isinstance(returned, (tuple, list)) and value is None and returned:
+            value = returned[0]
+        elif isinstance(returned, torch.Tensor):
+            value = returned
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            raise WorkloadError(
+                f"workload {name} returned no loss, and its model returns "
+                f"{_kind(returned)}, in which there is none: return (model, data, loss)"
+            )
+        return value
+
+    return loss
+
+
+def _outputs(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """Return ``batch`` with its tensors on ``device``; mappings become dicts."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [_moved(value, device) for value in batch]
+    return batch
 
 
 def _optimizer(name: str, given: Any = None) -> MakeOptimizer:

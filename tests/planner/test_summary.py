@@ -69,3 +69,27 @@ def test_slow_networks_gain_by_compression(build):
 def test_an_extrapolation_is_named(build):
     summary = compared(_profile(build), _network(build, 1e-4, 1e-9), world_size=64)
     assert (summary.world_size, summary.extrapolated_from) == (64, 8)
+
+
+def test_a_plan_that_loses_is_told_so(build):
+    summary = compared(_profile(build), _network(build, 3e-3, 3e-10))
+    text = summary.judgement("wfbp")
+    assert text.startswith("this plan, wfbp, loses: ")
+    assert "more time than DDP's buckets; auto takes " in text
+
+
+def test_a_plan_that_wins_is_told_so(build):
+    costs = build.compression(topk=(1e-5, 1e-9))
+    problem = make_problem(
+        _profile(build, costs),
+        _network(build, 1e-4, 1e-7),
+        Settings(compressor="topk"),
+    )
+    text = summarise(problem, ["optimal"]).judgement("optimal")
+    assert text.startswith("this plan, optimal, topk: ")
+    assert text.endswith("less time than DDP's buckets")
+
+
+def test_ddp_s_own_buckets_are_named_as_such(build):
+    summary = compared(_profile(build), _network(build, 0.0, 1e-7))
+    assert summary.judgement("threshold").startswith("this plan: DDP's buckets")

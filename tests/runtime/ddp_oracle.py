@@ -7,19 +7,23 @@ Started by test_engine.py on several ranks. Prints, on rank 0, a JSON object: sc
 import copy
 import json
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpointing
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from comm_plan import parallelize
 from comm_plan.errors import RunError
-from comm_plan.plans import Bucket, Plan, PlannedModel
+from comm_plan.plans import Bucket, Plan, PlannedModel, TopK
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.transports.distributed import TorchTransport, _timeout_of
 
@@ -326,10 +330,11 @@ def outcome(make, step_function, unused=False):
     return compare(theirs.module, ours)
 
 
-def compare(theirs, ours):
+def compare(theirs, ours, buffers=True):
     worst = "same"
     pairs = list(zip(theirs.named_parameters(), ours.parameters(), strict=True))
-    pairs += list(zip(theirs.named_buffers(), ours.buffers(), strict=True))
+    if buffers:
+        pairs += list(zip(theirs.named_buffers(), ours.buffers(), strict=True))
     for (name, a), b in pairs:
         if not torch.equal(a, b):
             if not torch.allclose(a, b, rtol=1e-5, atol=1e-6):
@@ -362,6 +367,66 @@ def no_parameter_used_on_one_rank():
         (value(reference(data(other, 0))) / size).backward()
     torch.optim.SGD(reference.parameters(), lr=0.1).step()
     return compare(reference, model)
+
+
+def uneven_batches():
+    """Every rank has one batch more than the one before."""
+    torch.manual_seed(0)
+    ours = Convolutions()
+    theirs = DistributedDataParallel(copy.deepcopy(ours))
+    engine = parallelize(ours, plan_for(ours, dist.get_world_size()))
+    for model, joinable in ((theirs, theirs), (ours, engine)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Join([joinable]):
+            for step in range(2 + dist.get_rank()):
+                plain(model, None, optimizer, step, width=128)
+    engine.close()
+    ours.zero_grad()
+    theirs.zero_grad()
+    return compare(theirs.module, ours, buffers=False)
+
+
+def the_switch_of_ddp():
+    """Frameworks set it on the model instead of entering no_sync."""
+    torch.manual_seed(0)
+    ours = mlp()
+    theirs = DistributedDataParallel(copy.deepcopy(ours))
+    engine = parallelize(ours, plan_for(ours, dist.get_world_size()))
+    for model in (theirs, ours):
+        for part in range(3):
+            model.require_backward_grad_sync = part == 2
+            value(model(data(dist.get_rank(), part))).backward()
+    steps = engine.step
+    engine.close()
+    return compare(theirs.module, ours) if steps == 1 else f"{steps} steps"
+
+
+def saved_by_torch():
+    """torch.distributed.checkpoint merges equal keys: residuals must not be lost."""
+    box = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    model = mlp()
+    plan = plan_for(model, dist.get_world_size())
+    buckets = tuple(
+        bucket.model_copy(
+            update={"compressor": TopK(density=0.1), "collective": "allgather"}
+        )
+        for bucket in plan.buckets
+    )
+    engine = parallelize(model, plan.model_copy(update={"buckets": buckets}))
+    value(model(data(dist.get_rank(), 0))).backward()
+    own = copy.deepcopy(engine.remembered())
+    checkpointing.save({"engine": engine.state_dict()}, checkpoint_id=box[0])
+    value(model(data(dist.get_rank(), 1))).backward()
+    state = {"engine": engine.state_dict()}
+    checkpointing.load(state, checkpoint_id=box[0])
+    engine.load_state_dict(state["engine"])
+    back = engine.remembered()
+    engine.close()
+    if dist.get_rank() == 0:
+        shutil.rmtree(box[0])
+    same = all(torch.equal(own[n]["residual"], back[n]["residual"]) for n in own)
+    return "same" if same else "other residuals"
 
 
 def wrapped_in_ddp_too():
@@ -416,6 +481,9 @@ def main():
     cases = {name: lambda c=case: outcome(c[0], c[1], **c[2])
              for name, case in SCENARIOS.items()}  # fmt: skip
     cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
+    cases["saved by torch"] = saved_by_torch
+    cases["uneven batches"] = uneven_batches
+    cases["the switch of DDP"] = the_switch_of_ddp
     cases["wrapped in DDP too"] = wrapped_in_ddp_too
     cases["a group of its own"] = a_group_of_its_own
     cases["the time-out of the group"] = the_time_out_of_the_group

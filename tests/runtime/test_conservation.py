@@ -138,7 +138,7 @@ class Loop:
 
     def accounts(self):
         """Return what was made, what was applied, and what is still to come."""
-        states = self.engine.state_dict()["tensors"]
+        states = self.engine.remembered()
         left = {n: states[n]["residual"].view_as(p) for n, p in self.parameters.items()}
         return self.made, self.applied, left
 

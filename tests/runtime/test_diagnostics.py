@@ -34,7 +34,7 @@ def gradients(model, rank, step):
 
 
 def residuals(engine):
-    tensors = engine.state_dict()["tensors"]
+    tensors = engine.remembered()
     return {name: kept["residual"].clone() for name, kept in tensors.items()}
 
 

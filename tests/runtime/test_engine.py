@@ -42,6 +42,9 @@ SCENARIOS = [
     "adversarial examples",
     "frozen for another model",
     "two forwards, batch norm",
+    "saved by torch",
+    "uneven batches",
+    "the switch of DDP",
     "wrapped in DDP too",
     "a group of its own",
     "the time-out of the group",
@@ -214,7 +217,7 @@ def poisoned_step(transport, on_nonfinite, collective):
     gradients = [p.grad for p in model.parameters()]
     residuals = [
         tensor
-        for quantities in engine.state_dict()["tensors"].values()
+        for quantities in engine.remembered().values()
         for tensor in quantities.values()
     ]
     engine.close()
@@ -279,7 +282,7 @@ def run_steps(transport, first, second, steps=3):
     engine.load_state_dict(state)
     for seed in range(steps, 2 * steps):
         step(seed)
-    left = engine.state_dict()["tensors"]
+    left = engine.remembered()
     engine.close()
     for name in total:
         residual = left.get(name, {}).get("residual", torch.zeros(total[name].numel()))
@@ -316,7 +319,7 @@ def test_no_sync_leaves_residuals_alone():
     engine = parallelize(model, compressed_plan(model, 1), transport=LocalTransport())
     with engine.no_sync():
         loss_of(model).backward()
-    tensors = engine.state_dict()["tensors"]
+    tensors = engine.remembered()
     assert all(not q["residual"].any() for q in tensors.values())
     assert engine.step == 0
     engine.close()
@@ -415,3 +418,34 @@ def test_a_compiled_model_has_the_names_of_the_model():
     loss_of(compiled).backward()
     assert engine.step == 1
     engine.close()
+
+
+def test_residuals_are_shared_out_among_another_number_of_ranks():
+    def saved(transport):
+        model = small()
+        engine = parallelize(model, compressed_plan(model, 3), transport=transport)
+        loss_of(model, transport.rank).backward()
+        state = engine.state_dict()
+        engine.close()
+        return state
+
+    states = run_ranks(3, saved)
+    merged = states[0] | {
+        "ranks": {k: v for s in states for k, v in s["ranks"].items()}
+    }
+
+    def resumed(transport):
+        model = small()
+        engine = parallelize(model, compressed_plan(model, 2), transport=transport)
+        with pytest.raises(MismatchError, match="nothing of rank 1, 2"):
+            engine.load_state_dict(states[0])
+        engine.load_state_dict(merged)
+        remembered = engine.remembered()
+        engine.close()
+        return remembered
+
+    shares = run_ranks(2, resumed)
+    for name in shares[0]:
+        before = sum(s["ranks"][str(r)][name]["residual"] for r, s in enumerate(states))
+        after = sum(share[name]["residual"] for share in shares)
+        torch.testing.assert_close(after, before)

@@ -140,7 +140,7 @@ def accumulate(transport, parts):
             loss_of(model, transport.rank, part, parts).backward()
     assert engine.step == 0
     loss_of(model, transport.rank, parts - 1, parts).backward()
-    state = engine.state_dict()["tensors"]
+    state = engine.remembered()
     engine.close()
     return state
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -158,5 +159,71 @@ def test_wrong_parts_are_named(parts, message):
 
 def test_a_batch_that_is_no_pair_is_refused():
     workload = from_parts("own", (nn.Linear(1, 1), [torch.zeros(3, 1)], criterion))
-    with pytest.raises(WorkloadError, match="not a pair of inputs and targets"):
+    with pytest.raises(WorkloadError, match="neither a pair of inputs and targets nor"):
         workload.loss(workload.model, next(workload.batches(0, 1, 0, 0)))
+
+
+class Sum(nn.Module):
+    """Takes two inputs; returns its loss as it is told to."""
+
+    def __init__(self, wrap=None):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.wrap = wrap
+
+    def forward(self, x, y):
+        outputs = self.layer(x + y)
+        return outputs if self.wrap is None else self.wrap(outputs.square().mean())
+
+
+ONES = torch.ones(3, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (((ONES, ONES), ONES), 3),
+        (({"x": ONES, "y": ONES}, ONES), 3),
+        ([[ONES, ONES], ONES], 3),
+    ],
+    ids=["tuple", "keywords", "list"],
+)
+def test_a_model_may_take_several_inputs(batch, samples):
+    workload = from_parts("own", (Sum(), [batch], criterion))
+    expected = criterion(workload.model(ONES, ONES), ONES)
+    assert torch.equal(workload.loss(workload.model, batch), expected)
+    assert workload.batch_size == samples
+
+
+def test_a_dictionary_is_keywords_and_the_loss_sees_all_of_it():
+    batch = {"x": ONES, "y": 2 * ONES}
+    parts = (Sum(), [batch], lambda outputs, batch: criterion(outputs, batch["y"]))
+    workload = from_parts("own", parts)
+    expected = criterion(workload.model(ONES, 2 * ONES), 2 * ONES)
+    assert torch.equal(workload.loss(workload.model, batch), expected)
+    assert workload.batch_size == 3
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda loss: loss,
+        lambda loss: (loss, "outputs"),
+        lambda loss: {"loss": loss, "logits": None},
+        lambda loss: SimpleNamespace(loss=loss),
+    ],
+    ids=["loss", "tuple", "dictionary", "attribute"],
+)
+@pytest.mark.parametrize("batch", [{"x": ONES, "y": ONES}, (ONES, ONES)])
+def test_a_model_may_compute_its_loss(wrap, batch):
+    model = Sum(wrap)
+    for parts in ((model, [batch]), (model, [batch], None, torch.optim.Adam)):
+        workload = from_parts("own", parts)
+        expected = model.layer(ONES + ONES).square().mean()
+        assert torch.equal(workload.loss(model, batch), expected)
+
+
+def test_a_model_without_any_loss_is_told_so():
+    workload = from_parts("own", (Sum(), [(ONES, ONES)]))
+    with pytest.raises(WorkloadError, match="returned no loss"):
+        workload.loss(workload.model, (ONES, ONES))
