@@ -8,16 +8,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "adapt", "load_plan", "parallelize"]
+__all__ = [
+    "__version__",
+    "adapt",
+    "ddp_hook",
+    "ddp_options",
+    "load_plan",
+    "parallelize",
+]
 
 if TYPE_CHECKING:
     from comm_plan.plans import load_plan
     from comm_plan.runtime import parallelize
+    from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
     from comm_plan.tuner.adaptation import adapt
 
 
 _HOMES = {
     "adapt": "tuner.adaptation",
+    "ddp_hook": "runtime.stock_ddp",
+    "ddp_options": "runtime.stock_ddp",
     "load_plan": "plans",
     "parallelize": "runtime",
 }

@@ -352,9 +352,8 @@ class Engine(Joinable):
 
     def _is_listening(self) -> bool:
         """Return whether the next backward is a step; DDP's switch is heeded too."""
-        return self._listening and getattr(
-            self.model, "require_backward_grad_sync", True
-        )
+        wanted: bool = vars(self.model).get("require_backward_grad_sync", True)
+        return self._listening and wanted
 
     def _on_forward(self) -> None:
         """Give up a backward that never ended; align buffers with rank 0."""

@@ -21,6 +21,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import comm_plan
 from comm_plan import parallelize
 from comm_plan.errors import RunError
 from comm_plan.plans import Bucket, Plan, PlannedModel, TopK
@@ -429,6 +430,21 @@ def saved_by_torch():
     return "same" if same else "other residuals"
 
 
+def ddp_by_a_plan():
+    """DDP's buckets, once it has seen the order, are those of the plan."""
+    torch.manual_seed(0)
+    model = mlp()
+    plan = plan_for(model, dist.get_world_size(), tensors_each=4)
+    nbytes = {name: p.nbytes for name, p in model.named_parameters()}
+    wrapped = DistributedDataParallel(model, **comm_plan.ddp_options(model, plan))
+    for part in range(3):
+        value(wrapped(data(0, part))).backward()
+    sizes = wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    expected = [sum(nbytes[n] for n in bucket.tensors) for bucket in plan.buckets]
+    found = [int(size) for size in sizes.split(",")]
+    return "same" if sorted(found) == sorted(expected) else f"{found}, not {expected}"
+
+
 def wrapped_in_ddp_too():
     """Both would average: the first forward says so."""
     model = mlp()
@@ -482,6 +498,7 @@ def main():
              for name, case in SCENARIOS.items()}  # fmt: skip
     cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
     cases["saved by torch"] = saved_by_torch
+    cases["DDP by a plan"] = ddp_by_a_plan
     cases["uneven batches"] = uneven_batches
     cases["the switch of DDP"] = the_switch_of_ddp
     cases["wrapped in DDP too"] = wrapped_in_ddp_too

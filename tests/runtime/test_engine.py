@@ -42,6 +42,7 @@ SCENARIOS = [
     "adversarial examples",
     "frozen for another model",
     "two forwards, batch norm",
+    "DDP by a plan",
     "saved by torch",
     "uneven batches",
     "the switch of DDP",

@@ -1,0 +1,90 @@
+"""A plan for those who stay with PyTorch's DistributedDataParallel.
+
+DDP can merge as a plan says, as its buckets may have sizes of their own (from torch
+2.13 on), and it can cast to 16 bits in a communication hook. It cannot do more: its
+hooks do not see which parameters a bucket holds, and it has one for all buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from comm_plan.errors import InputError
+from comm_plan.plans import Plan, load_plan
+from comm_plan.plans.parameters import trainable
+from comm_plan.runtime.agreement import check_plan
+
+MIB = 2**20
+
+Hook = Callable[..., Any]
+"""What ``DistributedDataParallel.register_comm_hook`` takes."""
+
+HOOKS: dict[str, Hook | None] = {
+    "dense": None,
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+}
+"""What DDP can do of the compressors, by kind."""
+
+
+def ddp_options(model: nn.Module, plan: Plan | str) -> dict[str, list[float]]:
+    """Return the arguments with which DDP merges as ``plan`` says.
+
+    ::
+
+        model = DistributedDataParallel(model, **comm_plan.ddp_options(model, plan))
+        if hook := comm_plan.ddp_hook(plan):
+            model.register_comm_hook(None, hook)
+
+    From the second iteration on, when DDP has seen in which order gradients get ready;
+    if that is the profile's order.
+
+    Args:
+        model: the model that the plan is for, not wrapped.
+        plan: a plan that DDP can follow, or the path of one.
+
+    Raises:
+        DocumentError: the plan cannot be read.
+        InputError: DDP cannot do what the plan says.
+        MismatchError: the plan is for another model.
+    """
+    plan = _followable(plan)
+    check_plan(plan, model, plan.world_size)
+    nbytes = {name: p.nbytes for name, p in trainable(model).items()}
+    return {
+        "bucket_cap_mb_list": [
+            sum(nbytes[name] for name in bucket.tensors) / MIB
+            for bucket in plan.buckets
+        ]
+    }
+
+
+def ddp_hook(plan: Plan | str) -> Hook | None:
+    """Return the communication hook that casts as ``plan`` says; None: it does not.
+
+    Raises:
+        DocumentError: the plan cannot be read.
+        InputError: DDP cannot do what the plan says.
+    """
+    return HOOKS[_followable(plan).buckets[0].compressor.kind]
+
+
+def _followable(plan: Plan | str) -> Plan:
+    plan = plan if isinstance(plan, Plan) else load_plan(plan)
+    kinds = sorted({bucket.compressor.kind for bucket in plan.buckets})
+    beyond = [kind for kind in kinds if kind not in HOOKS]
+    if beyond:
+        raise InputError(
+            f"DDP cannot compress by {', '.join(beyond)}: use comm_plan.parallelize, "
+            "or solve with --allow dense or --compressor fp16"
+        )
+    if len(kinds) > 1:
+        raise InputError(
+            f"DDP compresses all buckets alike, the plan by {', '.join(kinds)}: use "
+            "comm_plan.parallelize, or solve with --compressor"
+        )
+    return plan
