@@ -111,7 +111,8 @@ class Schedule:
         compute_end_s: when backward and all compression end.
         slowdown: [B] how many times as long as alone the channel is busy with each.
         iteration_s: the whole iteration.
-        exposed_s: iteration_s minus that of the same plan with free communication.
+        exposed_s: iteration_s minus that of the same plan with free communication; 0
+            where that is less, as decoding may then slow more of the computation.
     """
 
     stops: IntArray
@@ -142,7 +143,7 @@ def simulate(compute: Compute, stops: IntArray, times: BucketTimes) -> Schedule:
             busy_s, alone_s, out=np.ones_like(busy_s), where=alone_s > 0
         ),
         iteration_s=passage.end_s + compute.update_s,
-        exposed_s=passage.end_s - free.end_s,
+        exposed_s=max(0.0, passage.end_s - free.end_s),
     )
 
 

@@ -16,14 +16,11 @@ from torch import nn
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
-from comm_plan.errors import MismatchError
 from comm_plan.plans import Bucket, Plan
 from comm_plan.runtime.guard import is_finite
+from comm_plan.runtime.state import Remembered
 from comm_plan.runtime.status import Flagged
 from comm_plan.transports.base import Transport
-
-Remembered = dict[str, dict[str, torch.Tensor]]
-"""What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
 
 
 class BucketExchange:
@@ -231,43 +228,6 @@ def build_buckets(
         members = [parameters[name] for name in planned.tensors]
         buckets.append(BucketExchange(planned, members, context, share))
     return tuple(buckets)
-
-
-def share_of(
-    ranks: Mapping[str, Remembered], saved_size: int, rank: int, world_size: int
-) -> Remembered:
-    """Return what ``rank`` of ``world_size`` remembers after a run of ``saved_size``.
-
-    Its own part; of another number of ranks its share of the sum, so that no gradient
-    is lost.
-
-    Args:
-        ranks: the parts that were saved, by rank.
-        saved_size: how many ranks there were.
-        rank: this one.
-        world_size: how many there are now.
-
-    Raises:
-        MismatchError: parts that are needed are not there.
-    """
-    wanted = range(saved_size) if saved_size != world_size else [rank]
-    missing = [str(each) for each in wanted if str(each) not in ranks]
-    if missing:
-        raise MismatchError(
-            f"the state is of {saved_size} ranks and holds nothing of rank "
-            f"{', '.join(missing)}: rank {rank} of {world_size} needs it; merge the "
-            'ranks\' state["ranks"]'
-        )
-    if saved_size == world_size:
-        return ranks[str(rank)]
-    total: Remembered = {}
-    for part in ranks.values():
-        for name, quantities in part.items():
-            sums = total.setdefault(name, {})
-            for quantity, tensor in quantities.items():
-                shared = tensor / world_size
-                sums[quantity] = sums[quantity] + shared if quantity in sums else shared
-    return total
 
 
 def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:

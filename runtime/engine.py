@@ -37,7 +37,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import nn
@@ -45,54 +45,23 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
-from comm_plan.plans import Plan, Replan, load_plan
+from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan, check_ranks
-from comm_plan.runtime.bucket import (
-    BucketExchange,
-    Remembered,
-    build_buckets,
-    share_of,
-)
+from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.runtime.state import EngineState, Remembered, share_of
 from comm_plan.runtime.step import OnNonFinite, Refusal, SecondMoments, Setup, Step
 from comm_plan.runtime.timing import Moments
 from comm_plan.runtime.uneven import ShadowHook
 from comm_plan.transports.base import Transport
-from comm_plan.transports.connect import current_transport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from typing_extensions import Unpack
 
 logger = logging.getLogger("comm_plan")
-
-
-class EngineOptions(TypedDict, total=False):
-    """What :func:`parallelize` hands on; see :class:`Engine`."""
-
-    seed: int
-    on_nonfinite: OnNonFinite
-    find_unused_parameters: bool
-    broadcast_buffers: bool
-    gradient_as_bucket_view: bool
-    second_moments: SecondMoments | None
-
-
-class EngineState(TypedDict):
-    """What an exact resume needs.
-
-    What is remembered (:data:`~comm_plan.runtime.bucket.Remembered`) differs from rank
-    to rank and is kept by it, so that several ranks' states can be merged into one, as
-    ``torch.distributed.checkpoint`` does.
-    """
-
-    step: int
-    skipped_steps: int
-    world_size: int
-    ranks: dict[str, Remembered]
 
 
 class Engine(Joinable):
@@ -511,48 +480,3 @@ def _exact_second_moments(
 
     parameters = [p for bucket in wanting for p in bucket.parameters]
     return ExactSecondMoments(model, parameters)
-
-
-def parallelize(
-    model: nn.Module,
-    plan: Plan | str,
-    *,
-    transport: Transport | None = None,
-    process_group: ProcessGroup | None = None,
-    **options: Unpack[EngineOptions],
-) -> Engine:
-    """Make ``model`` train by ``plan`` over all ranks of this run.
-
-    The training loop stays as it is::
-
-        engine = comm_plan.parallelize(model, "plan.json")
-        for batch in batches:
-            optimizer.zero_grad()
-            loss(model(batch)).backward()
-            optimizer.step()
-
-    Args:
-        model: any model; it is changed in place, not wrapped.
-        plan: a plan, or the path of one.
-        transport: the ranks; None: those of ``process_group``.
-        process_group: of torch.distributed, with the ranks that share the model; None:
-            the initialised default one, or else what the launcher's environment says.
-        **options: as for :class:`Engine`.
-
-    Returns:
-        The engine: ``no_sync()``, ``state_dict()``, ``load_state_dict()``, ``close()``.
-
-    Raises:
-        DocumentError: the plan cannot be read.
-        InputError: as for :class:`Engine`.
-        MismatchError: the plan does not fit the model or the run, or ranks differ.
-    """
-    if not isinstance(plan, Plan):
-        plan = load_plan(plan)
-    if process_group is not None:
-        from comm_plan.transports.distributed import TorchTransport
-
-        transport = TorchTransport(process_group).watched()
-    if transport is None:
-        transport = current_transport(plan.backend)
-    return Engine(model, plan, transport, **options)

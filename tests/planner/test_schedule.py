@@ -90,6 +90,15 @@ def test_two_that_share_everything_take_as_long_as_one_after_the_other():
 
 
 @given(st.data())
+def test_exposed_communication_is_never_less_than_none(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    contention = _contention(startup=(0.9, 0.6), transfer=(0.8, 0.7), codec=(0.5, 0.5))
+    compute = replace(COMPUTE, contention=contention)
+    times = BucketTimes(*rng.exponential(1.0, (4, 3)))
+    assert simulate(compute, np.array([1, 2, 3]), times).exposed_s >= 0
+
+
+@given(st.data())
 def test_contention_at_rate_one_changes_nothing(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     stops = np.array([1, 2, 3])

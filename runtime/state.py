@@ -1,0 +1,64 @@
+"""What an engine remembers from step to step, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import torch
+
+from comm_plan.errors import MismatchError
+
+Remembered = dict[str, dict[str, torch.Tensor]]
+"""What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
+
+
+class EngineState(TypedDict):
+    """What an exact resume needs.
+
+    What is remembered (:data:`Remembered`) differs from rank
+    to rank and is kept by it, so that several ranks' states can be merged into one, as
+    ``torch.distributed.checkpoint`` does.
+    """
+
+    step: int
+    skipped_steps: int
+    world_size: int
+    ranks: dict[str, Remembered]
+
+
+def share_of(
+    ranks: Mapping[str, Remembered], saved_size: int, rank: int, world_size: int
+) -> Remembered:
+    """Return what ``rank`` of ``world_size`` remembers after a run of ``saved_size``.
+
+    Its own part; of another number of ranks its share of the sum, so that no gradient
+    is lost.
+
+    Args:
+        ranks: the parts that were saved, by rank.
+        saved_size: how many ranks there were.
+        rank: this one.
+        world_size: how many there are now.
+
+    Raises:
+        MismatchError: parts that are needed are not there.
+    """
+    wanted = range(saved_size) if saved_size != world_size else [rank]
+    missing = [str(each) for each in wanted if str(each) not in ranks]
+    if missing:
+        raise MismatchError(
+            f"the state is of {saved_size} ranks and holds nothing of rank "
+            f"{', '.join(missing)}: rank {rank} of {world_size} needs it; merge the "
+            'ranks\' state["ranks"]'
+        )
+    if saved_size == world_size:
+        return ranks[str(rank)]
+    total: Remembered = {}
+    for part in ranks.values():
+        for name, quantities in part.items():
+            sums = total.setdefault(name, {})
+            for quantity, tensor in quantities.items():
+                shared = tensor / world_size
+                sums[quantity] = sums[quantity] + shared if quantity in sums else shared
+    return total
