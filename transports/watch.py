@@ -31,6 +31,9 @@ from comm_plan.transports.liveness import Liveness
 
 LOOPBACK = "127.0.0.1"
 
+GRACE_S = 3.0
+"""How long a rank may take no notice of a verdict before it is ended."""
+
 
 class Watch:
     """What this process knows of the other ranks of its default process group.
@@ -44,7 +47,10 @@ class Watch:
     def __init__(self, ranks: Ranks) -> None:
         address = os.environ.get("MASTER_ADDR", LOOPBACK)
         self._liveness = Liveness(
-            ranks, address=reachable_address(address), report=_print
+            ranks,
+            address=reachable_address(address),
+            report=_print,
+            grace_s=GRACE_S,
         )
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
