@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy, random_images
+
+CNN = f"{Path(__file__)}:make"
+"""What the commands call it."""
 
 CLASSES = 10
 SIZE = 32

@@ -1,5 +1,6 @@
 """The real commands, run on emulated hosts."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +18,26 @@ def comm_plan(*arguments: object) -> list[str]:
 def module(name: str, *arguments: object) -> list[str]:
     """Return the command line that runs a module."""
     return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def hosts_parser(
+    doc: str | None, rounds: int, budget_s: float
+) -> argparse.ArgumentParser:
+    """Return the options that benchmarks of plans on emulated hosts share.
+
+    Args:
+        doc: of the benchmark; its first line describes it.
+        rounds: how often the variants take turns unless asked otherwise.
+        budget_s: seconds of the network sweep unless asked otherwise.
+    """
+    description = (doc or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rate", default="1gbit", help="of each link")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--iterations", type=int, default=4, help="of each round")
+    parser.add_argument("--budget", type=float, default=budget_s, help="of the sweep")
+    return parser
 
 
 def require_hosts() -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from comm_plan import units
 from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import module
 from comm_plan.benchmarks.prediction_rounds import DDP
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import CollectiveCost, Fit, Network, Segment
+from comm_plan.plans import CollectiveCost, Fit, Network, Profile, Segment
 from comm_plan.profiler import measure
 from comm_plan.transports.launch import run_local
 from comm_plan.workloads import load
 
-CNN = f"{Path(__file__).parent / 'cnn.py'}:make"
 PLAN = "engine"
 
 ANY_COST = CollectiveCost(
@@ -35,7 +35,7 @@ ANY_COST = CollectiveCost(
 
 
 def measured(
-    ranks: int, folder: Path, rounds: int, iterations: int
+    profile: Profile, ranks: int, folder: Path, rounds: int, iterations: int
 ) -> list[list[float]]:
     """Return the seconds of each iteration by DDP and by the engine.
 
@@ -45,7 +45,6 @@ def measured(
     network = Network(
         backend="gloo", world_size=ranks, collectives={"allreduce": ANY_COST}
     )
-    profile = measure(load(CNN), iterations=20)
     plan = folder / f"plan-{ranks}.json"
     solve(make_problem(profile, network, Settings()), "threshold").save(plan)
     output = folder / f"seconds-{ranks}.json"
@@ -66,11 +65,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=5)
     arguments = parser.parse_args()
+    profile = measure(load(CNN), iterations=20)
     figures, rows = {}, []
     with tempfile.TemporaryDirectory() as temporary:
         for ranks in map(int, arguments.ranks.split(",")):
             ddp_s, engine_s = measured(
-                ranks, Path(temporary), arguments.rounds, arguments.iterations
+                profile,
+                ranks,
+                Path(temporary),
+                arguments.rounds,
+                arguments.iterations,
             )
             figures[f"{ranks} ranks"] = {DDP: ddp_s, PLAN: engine_s}
             middle = [statistics.median(each) for each in (ddp_s, engine_s)]

@@ -27,6 +27,7 @@ from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.commands import (
     comm_plan,
+    hosts_parser,
     module,
     replay,
     require_hosts,
@@ -185,12 +186,7 @@ def _whole_model(costs: Sequence[CompressionCost]) -> CompressionCost:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--budget", type=float, default=60, help="of the network sweep")
+    parser = hosts_parser(__doc__, rounds=4, budget_s=60)
     parser.add_argument("--max-bytes", type=int, default=64 * 2**20)
     parser.add_argument("--profile", type=Path, help="one that an earlier run left")
     parser.add_argument("--forced", action="store_true")

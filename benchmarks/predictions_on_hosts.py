@@ -2,8 +2,9 @@
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
 each solver and each method that ``auto`` may use, then all of them and stock DDP on the
-workload, in turns within one run. Needs root on Linux. Writes a table (Markdown) and
-the figures (JSON) to ``benchmarks/results``.
+workload, in turns within one run. ``--rate none`` leaves the links unlimited. Needs
+root on Linux. Writes a table (Markdown) and the figures (JSON) to
+``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -21,8 +22,10 @@ from typing import Any
 
 from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
+from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import (
     comm_plan,
+    hosts_parser,
     module,
     require_hosts,
     run_all,
@@ -45,7 +48,7 @@ def workload(name: str, folder: Path) -> str:
     if name == "replay":
         profiles.resnet50().save(folder / "resnet50.json")
         return f"replay:{folder / 'resnet50.json'}"
-    return f"{Path(__file__).parent / 'cnn.py'}:make"
+    return CNN
 
 
 def where(plans: dict[str, Plan], reached: dict[str, list[dict[str, float]]]) -> str:
@@ -101,16 +104,11 @@ def run(
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", default="1gbit", help=f"or {UNLIMITED}")
+    parser = hosts_parser(__doc__, rounds=2, budget_s=40)
     parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
-    parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument(
         "--network-hosts", type=int, help="extrapolate a network of so many hosts"
     )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--budget", type=float, default=40)
     arguments = parser.parse_args()
     require_hosts()
     with tempfile.TemporaryDirectory() as temporary:

@@ -8,7 +8,6 @@ within one run. Needs root on Linux. Writes a table (Markdown) and the figures (
     python -m comm_plan.benchmarks.solvers_on_hosts --rate 1gbit
 """
 
-import argparse
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.commands import (
     comm_plan,
+    hosts_parser,
     replay,
     require_hosts,
     run_all,
@@ -57,13 +57,7 @@ def notes(
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--budget", type=float, default=90)
-    arguments = parser.parse_args()
+    arguments = hosts_parser(__doc__, rounds=5, budget_s=90).parse_args()
     require_hosts()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

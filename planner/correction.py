@@ -78,16 +78,10 @@ class Correction:
 
     def profile(self, profile: Profile) -> Profile:
         """Return ``profile`` with computation as slow as it was."""
-        tensors = tuple(
-            tensor.model_copy(update={"ready_s": tensor.ready_s * self.backward})
-            for tensor in profile.tensors
-        )
-        return profile.model_copy(
+        return profile.with_slower_backward(self.backward).model_copy(
             update={
                 "forward_s": profile.forward_s * self.forward,
                 "waiting_s": profile.waiting_s * self.forward,
-                "backward_s": profile.backward_s * self.backward,
-                "tensors": tensors,
             }
         )
 

@@ -24,7 +24,7 @@ worse by at most so much for each bucket of the best plan; with 0 it is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,7 @@ import numpy as np
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.schedule import beside
-from comm_plan.plans.profile import Rates
+from comm_plan.planner.schedule import beside, phases
 
 MOST_CUTS = 128
 """Larger models are cut at so many places only, to bound the planning time."""
@@ -166,7 +165,8 @@ def _extend(
     ready = problem.compute.ready_s[stop - 1] + x + problem.compute.handoff_s
     f = np.maximum(states.f[begin:], ready)
     which_start = np.searchsorted(starts, prefix)
-    for seconds, rates in _phases(problem, option, starts, stop):
+    channel = option.phases_s(starts, stop)
+    for seconds, rates in phases(problem.compute.contention, *channel):
         left = np.maximum(0.0, problem.compute.backward_end_s + x - f)
         takes, loses = beside(seconds[which_start], left, rates, np.minimum)
         f, x = f + takes, x + loses
@@ -177,20 +177,6 @@ def _extend(
         np.arange(begin, begin + len(x)),
         np.full(len(x), which),
     )
-
-
-def _phases(
-    problem: Problem, option: Option, starts: IntArray, stop: int
-) -> Iterator[tuple[FloatArray, Rates]]:
-    """Yield what each of the buckets ``starts..stop`` does one after another."""
-    contention = problem.compute.contention
-    if contention is None:
-        yield option.channel_s(starts, stop), Rates()
-        return
-    startup = np.full(len(starts), option.startup_s)
-    yield startup, contention.startup
-    yield option.communicate_s(starts, stop) - startup, contention.transfer
-    yield option.codec_s[stop] - option.codec_s[starts], contention.codec
 
 
 def _joined(parts: Sequence[_States]) -> _States:

@@ -39,10 +39,11 @@ def solve(problem: Problem) -> Solution:
 
     How each tensor travels stays as it is assigned.
     """
-    best = _fastest_in_contention(problem)
+    alone = fastest(problem)
+    best = _in_contention(problem, alone)
     best_s = problem.simulate(best).iteration_s
     limit_s = best_s * (1 + problem.settings.tolerance + ROUNDING)
-    enough_s = _sent_s(problem, fastest(problem)) * (1 + ROUNDING)
+    enough_s = _sent_s(problem, alone) * (1 + ROUNDING)
     finish = [0.0] + [float("inf")] * len(problem)
     starts: list[list[int]] = []
     while finish[-1] > enough_s:
@@ -68,9 +69,13 @@ def fastest(problem: Problem) -> Solution:
     return problem.solution(stops)
 
 
-def _fastest_in_contention(problem: Problem) -> Solution:
-    """Return the fastest plan known if computation and communication disturb."""
-    alone = fastest(problem)
+def _in_contention(problem: Problem, alone: Solution) -> Solution:
+    """Return the fastest plan known if computation and communication disturb.
+
+    Args:
+        problem: the model and the network.
+        alone: the fastest if they do not.
+    """
     if problem.compute.contention is None:
         return alone
     from comm_plan.planner import joint

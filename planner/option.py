@@ -80,6 +80,14 @@ class Option:
         codec = self.codec_s[stop] - self.codec_s[start]
         return self.communicate_s(start, stop) + codec
 
+    def phases_s(
+        self, start: IntArray, stop: IntArray | int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return how long buckets ``start..stop`` start up, travel and are decoded."""
+        startup = np.full(len(start), self.startup_s)
+        transfer = self.communicate_s(start, stop) - startup
+        return startup, transfer, self.codec_s[stop] - self.codec_s[start]
+
     def spec(self, start: int, stop: int) -> Spec:
         """Return the compressor of bucket ``start..stop`` for a plan."""
         return self.compressor.restricted_to(start, stop)

@@ -218,7 +218,5 @@ class Solution:
             sent_so = which == id(option)
             a, b = starts[sent_so], stops[sent_so]
             rows[0, sent_so] = option.compress_s[b] - option.compress_s[a]
-            rows[1, sent_so] = option.startup_s
-            rows[2, sent_so] = option.communicate_s(a, b) - option.startup_s
-            rows[3, sent_so] = option.codec_s[b] - option.codec_s[a]
+            rows[1:, sent_so] = option.phases_s(a, b)
         return BucketTimes(*rows)

@@ -25,7 +25,7 @@ computation to end after the compression so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +35,9 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.plans.profile import Contention, Profile, Rates
 
 Number = TypeVar("Number", float, FloatArray)
+
+ALONE = Rates()
+"""Nothing slows anything."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,26 @@ def beside(
     return seconds + (1 - rates.channel) * both_s, (1 - rates.compute) * both_s
 
 
+def phases(
+    contention: Contention | None, startup: Number, transfer: Number, codec: Number
+) -> tuple[tuple[Number, Rates], ...]:
+    """Return what the channel does one after another, each with its rates.
+
+    Args:
+        contention: how computation and communication slow each other; None: not.
+        startup: seconds in which messages start up.
+        transfer: seconds in which their bytes travel.
+        codec: seconds of encoding and decoding.
+    """
+    if contention is None:
+        return ((startup + transfer + codec, ALONE),)
+    return (
+        (startup, contention.startup),
+        (transfer, contention.transfer),
+        (codec, contention.codec),
+    )
+
+
 def lower_bound_s(
     compute: Compute, nbytes: IntArray, world_size: int, link_bytes_per_s: float
 ) -> float:
@@ -210,13 +233,12 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     ends = compute.backward_end_s + compressed
     ready_s, start_s, finish_s = [], [], []
     free_s, lost_s = 0.0, 0.0
-    for alone_s, end_s, phases in zip(
-        alone.tolist(), ends.tolist(), _phases(compute.contention, times), strict=True
-    ):
+    columns = (alone, ends, times.startup_s, times.transfer_s, times.codec_s)
+    for alone_s, end_s, *channel in np.stack(columns).T.tolist():
         ready_s.append(alone_s + lost_s)
         free_s = max(free_s, ready_s[-1] + compute.handoff_s)
         start_s.append(free_s)
-        for seconds, rates in phases:
+        for seconds, rates in phases(compute.contention, *channel):
             left_s = max(0.0, end_s + lost_s - free_s)
             takes_s, loses_s = beside(seconds, left_s, rates, min)
             free_s += takes_s
@@ -228,18 +250,3 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
         np.array(finish_s),
         compute_end_s=float(ends[-1]) + lost_s,
     )
-
-
-def _phases(
-    contention: Contention | None, times: BucketTimes
-) -> Iterator[Sequence[tuple[float, Rates]]]:
-    """Yield the phases of each bucket."""
-    if contention is None:
-        alone = Rates()
-        for seconds in (times.communicate_s + times.codec_s).tolist():
-            yield ((seconds, alone),)
-        return
-    kinds = (contention.startup, contention.transfer, contention.codec)
-    rows = np.stack([times.startup_s, times.transfer_s, times.codec_s])
-    for row in rows.T.tolist():
-        yield tuple(zip(row, kinds, strict=True))

@@ -26,16 +26,9 @@ def slow_profile(profile: Profile) -> Profile | None:
     if profile.forward_spread is None or profile.backward_spread is None:
         return None
     backward = _ratio(profile.backward_spread, profile.backward_s)
-    tensors = tuple(
-        tensor.model_copy(update={"ready_s": tensor.ready_s * backward})
-        for tensor in profile.tensors
-    )
-    return profile.model_copy(
-        update={
-            "forward_s": max(profile.forward_s, profile.forward_spread.p95_s),
-            "backward_s": profile.backward_s * backward,
-            "tensors": tensors,
-        }
+    forward_s = max(profile.forward_s, profile.forward_spread.p95_s)
+    return profile.with_slower_backward(backward).model_copy(
+        update={"forward_s": forward_s}
     )
 
 

@@ -196,6 +196,15 @@ class Profile(Document):
         """When backward begins, from the start of an iteration."""
         return self.waiting_s + self.forward_s
 
+    def with_slower_backward(self, factor: float) -> Self:
+        """Return the profile with backward, and all within it, so much longer."""
+        tensors = tuple(
+            tensor.model_copy(update={"ready_s": tensor.ready_s * factor})
+            for tensor in self.tensors
+        )
+        backward_s = self.backward_s * factor
+        return self.model_copy(update={"backward_s": backward_s, "tensors": tensors})
+
     @property
     def nbytes(self) -> int:
         """Size of all gradients in bytes."""

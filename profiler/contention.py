@@ -10,7 +10,6 @@ mean of the ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -36,15 +35,8 @@ ITERATIONS = 10
 CALLS = 5
 """Calls of each alone, and at least about so many beside the iterations."""
 
-Progress = Callable[[int, int], None]
 
-
-def contention(
-    trial: Trial,
-    ranks: Transport,
-    numel: int,
-    progress: Progress = lambda done, total: None,
-) -> Contention:
+def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     """Return how computation and communication slow each other.
 
     A collective call.
@@ -53,7 +45,6 @@ def contention(
         trial: runs iterations that meet no other rank.
         ranks: the ranks; with one only there is nothing to send.
         numel: elements of the model.
-        progress: called with the number of passes done and of all.
     """
     codec = Codec(ranks.device, min(CODEC_NUMEL, numel))
     with closing(ranks.duplicate()) as channel:
@@ -62,15 +53,12 @@ def contention(
             transfer_numel = min(TRANSFER_NUMEL, numel)
             jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
             jobs["transfer"] = AllReduce(channel, transfer_numel)
-        passes = len(jobs) + 1
         ranks.barrier()
         alone_s = _compute_s(trial, 0.0)
-        progress(1, passes)
         own = {}
-        for done, (name, job) in enumerate(jobs.items(), start=2):
+        for name, job in jobs.items():
             ranks.barrier()
             own[name] = _beside(trial, job, alone_s, ranks.device)
-            progress(done, passes)
     every_rank = ranks.gather_objects(own)
     return Contention(
         world_size=ranks.world_size,

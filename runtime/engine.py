@@ -331,7 +331,8 @@ class Engine(Joinable):
         self._current.forward_pending = True
         self._current.moments.begun = self._current.moments.now()
         if self._buffers_touched:
-            self._align_buffers()
+            with self._explained():
+                self._align_buffers()
         self._buffers_touched = True
 
     def _on_backward(self, graph_task: int) -> bool:
@@ -416,8 +417,7 @@ class Engine(Joinable):
 
     def _align_buffers(self) -> None:
         if self._broadcast_buffers:
-            with self._explained():
-                broadcast_tensors(self._transport, list(self.model.buffers()))
+            broadcast_tensors(self._transport, list(self.model.buffers()))
         self._buffers_touched = False
 
     @contextmanager

@@ -196,10 +196,7 @@ class Step:
             Why the step is refused; None: it counts.
         """
         self.moments.backward_end = self.moments.now()
-        self._launch_incomplete()
-        self._exchange_flags()
-        self.wait()
-        flags = self._highest_flags()
+        flags = self._end()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
         return self._refusal(flags[0])
@@ -223,16 +220,7 @@ class Step:
             Why the step is refused; None: nothing was left of it, and it counts.
         """
         self._given_up = True
-        for bucket, number in zip(
-            self._unlaunched, range(len(self._launched), len(self._used)), strict=True
-        ):
-            for index, used in enumerate(self._used[number]):
-                if not used:
-                    bucket.add_nothing(index)
-            self._launch(bucket)
-        self._exchange_flags()
-        self.wait()
-        return self._refusal(self._highest_flags()[0])
+        return self._refusal(self._end()[0])
 
     def wait(self) -> None:
         """Wait for the exchanges that are under way."""
@@ -260,14 +248,19 @@ class Step:
         where = f" in {', '.join(names[:3])}" if names else ""
         return f"step {self._number}: {refusal.culprit}{where}"
 
-    def _launch_incomplete(self) -> None:
+    def _end(self) -> list[int]:
+        """Launch what is left, wait for everything, and return the highest flags."""
         first = len(self._launched)
         rest = zip(self._unlaunched, self._used[first:], strict=True)
         for bucket, used_flags in rest:
+            add = bucket.add_nothing if self._given_up else bucket.add_zero
             for index, used in enumerate(used_flags):
                 if not used:
-                    bucket.add_zero(index)
+                    add(index)
             self._launch(bucket)
+        self._exchange_flags()
+        self.wait()
+        return self._highest_flags()
 
     def _flags(self) -> torch.Tensor | None:
         """Return what all ranks must know of this one; None: nothing.

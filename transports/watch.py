@@ -26,6 +26,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError, RunError
+from comm_plan.transports.connect import print_to_stderr
 from comm_plan.transports.links import Ranks, reachable_address
 from comm_plan.transports.liveness import Liveness
 
@@ -49,7 +50,7 @@ class Watch:
         self._liveness = Liveness(
             ranks,
             address=reachable_address(address),
-            report=_print,
+            report=print_to_stderr,
             grace_s=GRACE_S,
         )
         self._before = sys.excepthook
@@ -80,7 +81,7 @@ class Watch:
             return
         verdict = self._liveness.explain(CollectiveError(str(error)))
         if not isinstance(verdict, CollectiveError):
-            _print(verdict)
+            print_to_stderr(verdict)
 
 
 _current: tuple[dist.ProcessGroup | None, Watch] | None = None
@@ -113,8 +114,3 @@ def current() -> Watch | None:
 def _is_from_a_collective(error: BaseException) -> bool:
     """Return whether torch.distributed raised ``error``; gloo has no class for it."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _print(error: BaseException) -> None:
-    sys.stderr.write(f"error: {error}\n")
-    sys.stderr.flush()

@@ -154,13 +154,7 @@ def _loss(name: str, criterion: Any) -> Loss:
 def _own_loss(name: str) -> Loss:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         returned = _outputs(model, _moved(batch, device_of(model)))
-        value = getattr(returned, "loss", None)
-        if isinstance(returned, Mapping):
-            value = returned.get("loss")
-        elif isinstance(returned, (tuple, list)) and value is None and returned:
-            value = returned[0]
-        elif isinstance(returned, torch.Tensor):
-            value = returned
+        value = _loss_in(returned)
         if not isinstance(value, torch.Tensor) or value.ndim:
             raise WorkloadError(
                 f"workload {name} returned no loss, and its model returns "
@@ -169,6 +163,15 @@ def _own_loss(name: str) -> Loss:
         return value
 
     return loss
+
+
+def _loss_in(returned: Any) -> Any:
+    """Return what a model that computes its loss means by it."""
+    if isinstance(returned, Mapping):
+        return returned.get("loss")
+    if isinstance(returned, (tuple, list)) and not hasattr(returned, "loss"):
+        return returned[0] if returned else None
+    return getattr(returned, "loss", returned)
 
 
 def _outputs(model: nn.Module, inputs: Any) -> Any:
