@@ -15,10 +15,12 @@ __all__ = [
     "ddp_options",
     "load_plan",
     "parallelize",
+    "profile",
 ]
 
 if TYPE_CHECKING:
     from comm_plan.plans import load_plan
+    from comm_plan.profiler.script import profile
     from comm_plan.runtime import parallelize
     from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
     from comm_plan.tuner.adaptation import adapt
@@ -30,6 +32,7 @@ _HOMES = {
     "ddp_options": "runtime.stock_ddp",
     "load_plan": "plans",
     "parallelize": "runtime",
+    "profile": "profiler.script",
 }
 
 

@@ -206,7 +206,8 @@ def lower_bound_s(
         link_bytes_per_s: speed of a rank's link; infinite: communication is free.
     """
     waiting = np.cumsum(nbytes[::-1])[::-1]
-    per_byte = 2 * (world_size - 1) / world_size / link_bytes_per_s
+    times_sent = 2 * (world_size - 1) / world_size
+    per_byte = times_sent / link_bytes_per_s if times_sent else 0.0
     last = float(np.max(compute.ready_s + per_byte * waiting))
     return max(compute.backward_end_s, last) + compute.update_s
 

@@ -8,9 +8,9 @@ the same host, would rather keep.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -30,6 +30,24 @@ def handoff_s(
         iterate: runs one iteration.
         iterations: how many to run.
     """
+    with handing_over(parameters.values()) as lags_s:
+        for _ in range(iterations):
+            iterate()
+    return median_s(lags_s)
+
+
+def median_s(lags_s: Sequence[float]) -> float:
+    """Return the median of what was seen, 0 if nothing was."""
+    return float(np.median(lags_s)) if lags_s else 0.0
+
+
+@contextmanager
+def handing_over(parameters: Iterable[nn.Parameter]) -> Iterator[list[float]]:
+    """Hand gradients to a sleeping thread for the length of the block.
+
+    Yields:
+        The seconds from each gradient until the thread took it.
+    """
     lags_s: list[float] = []
     handed_s = 0.0
 
@@ -44,9 +62,7 @@ def handoff_s(
             if handed_s - before_s > IDLE_S:
                 thread.submit(take, handed_s)
 
-        for parameter in parameters.values():
+        for parameter in parameters:
             handle = parameter.register_post_accumulate_grad_hook(hand_over)
             hooks.callback(handle.remove)
-        for _ in range(iterations):
-            iterate()
-    return float(np.median(lags_s)) if lags_s else 0.0
+        yield lags_s

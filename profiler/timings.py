@@ -134,7 +134,7 @@ class Trial:
                 fired.clear()
                 if progress is not None:
                     progress(done, total)
-        return _timings(
+        return timings_of(
             np.array(rows[warmup:]), np.array(host_s[warmup:]), tuple(orders[warmup:])
         )
 
@@ -170,11 +170,18 @@ class Trial:
         return host_s
 
 
-def _timings(
+def timings_of(
     moments: SecondsArray,
     host_backward_s: SecondsArray,
     orders: tuple[tuple[int, ...], ...],
 ) -> Timings:
+    """Return the times between the moments of each iteration.
+
+    Args:
+        moments: [iterations, FIRST_TENSOR + tensors] when what happened.
+        host_backward_s: as in :class:`Timings`.
+        orders: likewise.
+    """
     spans = np.diff(moments[:, :FIRST_TENSOR], axis=1)
     return Timings(
         forward_s=spans[:, FORWARD],

@@ -43,6 +43,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Self
 
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
@@ -251,6 +252,14 @@ class Engine(Joinable):
         self._setup.thread.close()
         self._setup.channel.close()
         self._transport.close()
+
+    def __enter__(self) -> Self:
+        """Return the engine; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the engine."""
+        self.close()
 
     # Uneven numbers of batches: torch.distributed.algorithms.Join
 

@@ -153,7 +153,7 @@ class _Hooks:
         if wrapper is not None and next(wrapper.parameters()) in self._parameters:
             raise RunError(
                 "the model is wrapped in DistributedDataParallel, which averages its "
-                "gradients too: leave either that or comm_plan.parallelize out"
+                "gradients too: call it unwrapped"
             )
         if not (self._expects_backward and model.training):
             return

@@ -137,6 +137,11 @@ def test_lower_bound_is_reached_by_one_tensor_on_a_link_without_start_up():
     assert bound == pytest.approx(2.0 + 1.5 * 1000 / 1500 + 1.0)
 
 
+def test_lower_bound_of_one_rank_is_the_computation_whatever_its_link():
+    bound = lower_bound_s(COMPUTE, np.array([10, 10, 10]), 1, link_bytes_per_s=0.0)
+    assert bound == COMPUTE.backward_end_s + COMPUTE.update_s
+
+
 def test_lower_bound_on_an_infinite_link_is_the_computation():
     bound = lower_bound_s(COMPUTE, np.array([10, 10, 10]), 8, float("inf"))
     assert bound == COMPUTE.backward_end_s + COMPUTE.update_s

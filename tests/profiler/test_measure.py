@@ -11,7 +11,7 @@ from torch import nn
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import Profile
 from comm_plan.profiler import measure
-from comm_plan.profiler.measure import bound_by, in_ready_order
+from comm_plan.profiler.assembly import bound_by, in_ready_order
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import Timings
 from comm_plan.profiler.waiting import waiting_s
@@ -111,7 +111,7 @@ def test_a_failing_workload_leaves_no_hook_behind():
         (
             nn.Linear(4, 4, dtype=torch.complex64),
             {},
-            "weight of workload toy is complex64",
+            "weight of model toy is complex64",
         ),
     ],
 )

@@ -86,6 +86,16 @@ def test_an_optimizer_of_another_model_ends_no_step():
     engine.close()
 
 
+def test_the_end_of_a_with_block_closes_the_engine():
+    threads = threading.active_count()
+    model = net()
+    with parallelize(model, plan_for(model, 1), transport=LocalTransport()) as engine:
+        model(torch.ones(2, FEATURES)).sum().backward()
+    model(torch.ones(2, FEATURES)).sum().backward()
+    assert engine.step == 1
+    assert threading.active_count() <= threads
+
+
 def test_an_engine_that_nobody_closes_goes_with_its_model():
     threads = threading.active_count()
     left = []

@@ -1,0 +1,302 @@
+"""Profile the steps of a training loop that is not comm-plan's.
+
+::
+
+    with comm_plan.profile(model, "profile.json"):
+        for batch in itertools.islice(batches, 30):
+            optimizer.zero_grad()
+            loss(model(batch)).backward()
+            optimizer.step()
+
+A step ends when an optimizer has updated parameters of the model. What counts as its
+backward is the last one before that; all that comes before, such as the micro-batches
+of an accumulated gradient, counts as forward, since nothing travels meanwhile. These
+are ordinary steps, which train.
+
+On several ranks each runs its own steps, and all get one profile. The ranks do not meet
+in them, so what they cost each other (``waiting_s``, ``contention``) is not in it: for
+that there is ``comm-plan profile``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from typing_extensions import Self
+
+from comm_plan.errors import InputError, RunError
+from comm_plan.plans import Profile, check_writable
+from comm_plan.plans.compression import KINDS
+from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.profiler.assembly import assemble, check_parameters
+from comm_plan.profiler.compression import compression_costs
+from comm_plan.profiler.handoff import handing_over, median_s
+from comm_plan.profiler.ranks import check_same_model
+from comm_plan.profiler.stopwatch import stopwatch
+from comm_plan.profiler.timings import (
+    BACKWARD,
+    DONE,
+    FIRST_TENSOR,
+    FORWARD,
+    MEETING,
+    UPDATE,
+    Timings,
+    timings_of,
+)
+from comm_plan.runtime.flat import tensors_in
+from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.transports.base import Transport
+from comm_plan.transports.connect import current_transport
+
+WARMUP = 3
+"""Steps that are forgotten."""
+
+FEWEST = 10
+"""Steps that must be left: fewer give no medians."""
+
+HANDOFF_EVERY = 5
+"""On a CPU so often a step is not timed, but its gradients handed to a thread."""
+
+
+class profile:
+    """Watches the training steps in its block, and writes the model's profile.
+
+    Args:
+        model: the model, not wrapped in DistributedDataParallel.
+        output: where to write the profile; None: nowhere.
+        name: what the profile calls the model; None: its class.
+        batch_size: samples of a rank and step; None: the first dimension of what the
+            model is called with.
+        compressors: which ones to cost on the model's device afterwards.
+        transport: the ranks; None: those of torch.distributed, if it is initialised.
+
+    Attributes:
+        profile: the profile, once the block has ended.
+
+    Raises:
+        InputError: the model is wrapped in DDP, or has nothing to be planned, or
+            ``output`` cannot be written; at the end of the block, fewer than 13 steps.
+        MismatchError: the ranks have different models.
+    """
+
+    profile: Profile
+
+    def __init__(
+        self,
+        model: nn.Module,
+        output: str | Path | None = None,
+        *,
+        name: str | None = None,
+        batch_size: int | None = None,
+        compressors: Sequence[str] = tuple(KINDS),
+        transport: Transport | None = None,
+    ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            raise InputError(
+                "the model is wrapped in DistributedDataParallel, whose communication "
+                "is no part of a profile: profile the model before it is wrapped"
+            )
+        self._name = name or type(model).__name__
+        self._parameters = trainable(model)
+        check_parameters(self._name, self._parameters)
+        if output is not None:
+            check_writable(Path(output))
+        self._ranks = current_transport() if transport is None else transport
+        check_same_model(self._ranks.gather_objects(model_fingerprint(model)))
+        self._model = model
+        self._output = output
+        self._batch_size = batch_size
+        self._compressors = compressors
+        self._device = next(iter(self._parameters.values())).device
+        self._steps = _Steps(self._parameters, self._device)
+
+    def __enter__(self) -> Self:
+        """Hook the model and all optimizers."""
+        self._hooks = self._steps.attach(self._model)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the hooks off; unless the block failed, make the profile."""
+        self._hooks.close()
+        if error is not None:
+            return
+        own = self._steps.timings()
+        of_ranks = self._ranks.gather_objects(own)
+        lag_s = max(self._ranks.gather_objects(median_s(self._steps.lags_s)))
+        shortest = min(len(each.forward_s) for each in of_ranks)
+        self.profile = assemble(
+            self._name,
+            self._batch_size or self._steps.samples or 1,
+            self._parameters,
+            [_last(each, shortest) for each in of_ranks],
+            lag_s=lag_s,
+        )
+        costs = compression_costs(
+            self.profile.model.parameters,
+            kinds=self._compressors,
+            device=str(self._device),
+            transport=self._ranks,
+        )
+        self.profile = self.profile.model_copy(update={"compression": costs})
+        if self._output is not None and self._ranks.rank == 0:
+            self.profile.save(self._output)
+
+
+class _Steps:
+    """Takes the times of steps as hooks tell of them."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], device: torch.device
+    ) -> None:
+        self.samples = 0
+        self.lags_s: list[float] = []
+        self._samples = 0
+        self._parameters = parameters
+        self._own = frozenset(parameters.values())
+        self._hands_over = device.type == "cpu"
+        self._watch = stopwatch(device, FIRST_TENSOR + len(parameters))
+        self._begun = False
+        self._ended = False
+        self._graph_task: int | None = None
+        self._order: list[int] = []
+        self._begin_s = 0.0
+        self._host_s = 0.0
+        self._number = 0
+        self._thread = ExitStack()
+        self._rows: list[list[float]] = []
+        self._orders: list[tuple[int, ...]] = []
+        self._of_host_s: list[float] = []
+
+    def attach(self, model: nn.Module) -> ExitStack:
+        """Hook ``model`` and all optimizers; closing what is returned undoes it."""
+        places = {
+            parameter: ParameterPlace(name, 0, index)
+            for index, (name, parameter) in enumerate(self._parameters.items())
+        }
+        callbacks = Callbacks(
+            listening=lambda: True,
+            on_forward=self._on_forward,
+            on_backward=self._on_backward,
+            on_gradient=self._on_gradient,
+            on_accumulated=lambda place: None,
+            on_backward_end=self._on_backward_end,
+            on_optimizer=lambda: None,
+        )
+        hooks = attach(model, places, callbacks)
+        counting = model.register_forward_pre_hook(self._count, with_kwargs=True)
+        updated = register_optimizer_step_post_hook(self._on_update)
+        for handle in (counting, updated):
+            hooks.callback(handle.remove)
+        hooks.callback(self._thread.close)
+        return hooks
+
+    def timings(self) -> Timings:
+        """Return the times of the steps that count.
+
+        Raises:
+            InputError: there are too few.
+        """
+        if len(self._rows) < FEWEST:
+            needed = WARMUP + FEWEST
+            if self._hands_over:
+                needed = -(-needed * HANDOFF_EVERY // (HANDOFF_EVERY - 1))
+            raise InputError(
+                f"{self._number} training steps were run in the block, a profile needs "
+                f"about {needed}: a step is a call of the model, a backward, and a "
+                "step of an optimizer over its parameters"
+            )
+        return timings_of(
+            np.array(self._rows), np.array(self._of_host_s), tuple(self._orders)
+        )
+
+    @property
+    def _is_handing_over(self) -> bool:
+        """Whether this step's gradients go to a thread, and its times do not count."""
+        return self._hands_over and self._number % HANDOFF_EVERY == HANDOFF_EVERY - 1
+
+    def _count(self, model: nn.Module, inputs: object, keywords: object) -> None:
+        first = next(tensors_in([inputs, keywords]), None)
+        counts = model.training and torch.is_grad_enabled() and self._graph_task is None
+        if counts and first is not None and first.ndim:
+            self._samples += len(first)
+
+    def _on_forward(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if self._is_handing_over:
+            lags_s = self._thread.enter_context(handing_over(self._parameters.values()))
+            self._thread.callback(lambda: self.lags_s.extend(lags_s))
+        self._watch.mark(FORWARD)
+
+    def _on_backward(self, graph_task: int) -> bool:
+        if self._graph_task is not None:
+            return False
+        self._graph_task = graph_task
+        self._watch.mark(BACKWARD)
+        self._begin_s = time.perf_counter()
+        self._order.clear()
+        return True
+
+    def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+        self._watch.mark(FIRST_TENSOR + place.index)
+        self._order.append(place.index)
+
+    def _on_backward_end(self) -> None:
+        self._graph_task = None
+        self._host_s = time.perf_counter() - self._begin_s
+        self._watch.mark(MEETING)
+        self._watch.mark(UPDATE)
+        self._ended = True
+
+    def _on_update(
+        self, optimizer: torch.optim.Optimizer, inputs: object, keywords: object
+    ) -> None:
+        """End the step if its backward has been."""
+        groups = optimizer.param_groups
+        own = any(p in self._own for group in groups for p in group["params"])
+        if not (own and self._ended):
+            return
+        self._watch.mark(DONE)
+        moments = self._watch.read()
+        if not self._begun:
+            raise RunError(
+                "a step ended in which the model was not called: profile the module "
+                "that the training loop calls"
+            )
+        handed_over = self._is_handing_over
+        self._thread.close()
+        if self._number >= WARMUP and not handed_over:
+            self._rows.append(moments)
+            self._orders.append(tuple(self._order))
+            self._of_host_s.append(self._host_s)
+        self.samples, self._samples = self._samples, 0
+        self._begun = self._ended = False
+        self._number += 1
+
+
+def _last(timings: Timings, steps: int) -> Timings:
+    """Return the last so many steps: ranks may have run more than others."""
+    return Timings(
+        forward_s=timings.forward_s[-steps:],
+        backward_s=timings.backward_s[-steps:],
+        update_s=timings.update_s[-steps:],
+        total_s=timings.total_s[-steps:],
+        host_backward_s=timings.host_backward_s[-steps:],
+        ready_s=timings.ready_s[-steps:],
+        orders=timings.orders[-steps:],
+    )

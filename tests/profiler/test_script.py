@@ -1,0 +1,176 @@
+"""A profile of the steps of a loop that is not comm-plan's."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import comm_plan
+from comm_plan.errors import InputError, MismatchError
+from comm_plan.plans import Profile
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+SLEPT_S = 0.004
+
+
+class Slow(nn.Module):
+    """Layers whose backward and forward take a known time; dictionaries come and go."""
+
+    def __init__(self, layers=3, repeats=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(layers))
+        self.repeats = repeats
+
+    def forward(self, *, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True) if self.repeats else layer(x)
+            x = _Sleep.apply(x)
+        return {"loss": x.sum(), "outputs": x}
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        time.sleep(SLEPT_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(SLEPT_S)
+        return gradient
+
+
+def steps(model, number, micro_batches=1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(number):
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            model(x=torch.ones(6, 4, requires_grad=True))["loss"].backward()
+        optimizer.step()
+
+
+def within(seconds, slept_s):
+    """Sleeping takes no less than asked, and a busy machine makes it longer."""
+    return slept_s <= seconds < 4 * slept_s
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["plain", "checkpointed"])
+def test_times_are_those_of_the_loop(repeats, tmp_path):
+    model = Slow(repeats=repeats)
+    path = tmp_path / "profile.json"
+    with comm_plan.profile(model, path, compressors=()) as watched:
+        steps(model, 20)
+    profile = Profile.load(path)
+    assert profile == watched.profile
+    assert [t.name for t in profile.tensors] == [
+        f"layers.{index}.weight" for index in (2, 1, 0)
+    ]
+    assert within(profile.forward_s, 3 * SLEPT_S)
+    assert within(profile.backward_s, 3 * SLEPT_S)
+    for number, tensor in enumerate(profile.tensors, start=1):
+        assert within(tensor.ready_s, number * SLEPT_S)
+    assert profile.batch_size == 6
+    assert profile.iterations == 20 - 3 - 4  # warm-up, handed over
+    assert profile.model.name == "Slow"
+    assert profile.handoff_s > 0
+
+
+def test_only_the_last_backward_of_an_accumulated_step_is_backward():
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 20, micro_batches=2)
+    profile = watched.profile
+    assert within(profile.backward_s, 3 * SLEPT_S)
+    assert within(profile.forward_s, 9 * SLEPT_S)  # two forwards, one backward
+    assert profile.batch_size == 12
+
+
+def test_compressors_are_costed():
+    model = Slow()
+    with comm_plan.profile(model, compressors=("fp16",)) as watched:
+        steps(model, 20)
+    assert set(watched.profile.compression) == {"fp16"}
+
+
+def test_no_hook_is_left():
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 20)
+    before = watched.profile
+    steps(model, 5)
+    assert watched.profile is before
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_too_few_steps_are_refused():
+    model = Slow()
+    with (
+        pytest.raises(InputError, match="2 training steps were run in the block"),
+        comm_plan.profile(model, compressors=()),
+    ):
+        steps(model, 2)
+
+
+def test_an_error_in_the_block_stays_what_it_is(tmp_path):
+    model = Slow()
+    path = tmp_path / "profile.json"
+    with pytest.raises(KeyError), comm_plan.profile(model, path, compressors=()):
+        raise KeyError
+    assert not path.exists()
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(InputError, match="no trainable parameters"):
+        comm_plan.profile(nn.ReLU())
+
+
+def test_a_wrapped_model_is_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(InputError, match="before it is wrapped"):
+            comm_plan.profile(DistributedDataParallel(Slow()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_get_one_profile_of_the_slowest():
+    def of(transport):
+        model = Slow()
+        with comm_plan.profile(model, transport=transport, compressors=()) as watched:
+            steps(model, 20 + transport.rank)
+        return watched.profile
+
+    first, second = run_ranks(2, of)
+    assert first == second
+    assert first.iterations == 13
+
+
+def test_ranks_with_different_models_are_refused():
+    def of(transport):
+        with pytest.raises(MismatchError):
+            comm_plan.profile(Slow(2 + transport.rank), transport=transport)
+
+    run_ranks(2, of)
+
+
+def test_a_plan_can_be_made_of_it_and_be_trained_by(tmp_path):
+    from comm_plan.planner import make_problem, solve
+    from comm_plan.plans import CollectiveCost, Fit, Network, Segment
+
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 20)
+    cost = CollectiveCost(
+        fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=1e-9),))
+    )
+    network = Network(backend="gloo", world_size=1, collectives={"allreduce": cost})
+    plan = solve(make_problem(watched.profile, network), "optimal")
+    with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
+        steps(model, 2)
+        assert engine.step == 2
