@@ -34,6 +34,7 @@ from comm_plan.collectives.registry import ALGORITHMS, COLLECTIVES
 from comm_plan.errors import CommPlanError, InputError
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.compression import KINDS, METHODS
+from comm_plan.plans.export import EXPORTS
 from comm_plan.transports.backends import BACKENDS
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
@@ -60,12 +61,14 @@ if TYPE_CHECKING:
     Backend: TypeAlias = Enum
     Compressor: TypeAlias = Enum
     Device: TypeAlias = Enum
+    ExportTarget: TypeAlias = Enum
     SolverName: TypeAlias = Enum
 else:
     Algorithm = _choices("Algorithm", ALGORITHMS)
     Backend = _choices("Backend", BACKENDS)
     Compressor = _choices("Compressor", METHODS)
     Device = _choices("Device", ("cpu", "cuda"))
+    ExportTarget = _choices("ExportTarget", EXPORTS)
     SolverName = _choices("SolverName", SOLVERS)
 
 OPTIMAL = SolverName("optimal")
@@ -279,12 +282,17 @@ def solve(
         str, typer.Option(help="Cap of threshold: ddp, horovod, or bytes.")
     ] = "ddp",
     link_gbits: LinkSpeed = None,
+    export: Annotated[
+        ExportTarget | None,
+        typer.Option(help="Also write Python for those who stay with these."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compute the plan, and say what it brings."""
     from comm_plan.planner import Settings, make_problem, summarise
     from comm_plan.planner.threshold import caps
     from comm_plan.plans import Network, Profile, check_writable
+    from comm_plan.plans.document import write_atomically
     from comm_plan.report.solvers import solver_table
 
     check_writable(output)
@@ -307,6 +315,7 @@ def solve(
     beside = SOLVERS if compare else BASELINES
     summary = summarise(problem, [solver.value], beside)
     plan = summary.plan(solver.value)
+    exported = EXPORTS[export.value](plan) if export else None
     plan.save(output)
     if json:
         print(plan.to_json(), end="")
@@ -316,6 +325,10 @@ def solve(
     screen.say(summary.verdict)
     screen.say(summary.judgement(solver.value))
     screen.say(f"wrote {output}")
+    if export and exported:
+        path = output.with_suffix(f".{export.value}.py")
+        write_atomically(path, exported)
+        screen.say(f"wrote {path}")
 
 
 @app.command()

@@ -10,8 +10,9 @@
 
 A step ends when an optimizer has updated parameters of the model. What counts as its
 backward is the last one before that; all that comes before, such as the micro-batches
-of an accumulated gradient, counts as forward, since nothing travels meanwhile. These
-are ordinary steps, which train.
+of an accumulated gradient, counts as forward, since nothing travels meanwhile. Forward
+begins when the model is called, or, where only parts of it are, when the step before
+has ended. These are ordinary steps, which train.
 
 On several ranks each runs its own steps, and all get one profile. The ranks do not meet
 in them, so what they cost each other (``waiting_s``, ``contention``) is not in it: for
@@ -33,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Self
 
-from comm_plan.errors import InputError, RunError
+from comm_plan.errors import InputError
 from comm_plan.plans import Profile, check_writable
 from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
@@ -84,7 +85,8 @@ class profile:
 
     Raises:
         InputError: the model is wrapped in DDP, or has nothing to be planned, or
-            ``output`` cannot be written; at the end of the block, fewer than 13 steps.
+            ``output`` cannot be written; at the end of the block, fewer than 13 steps
+            (on a CPU 17).
         MismatchError: the ranks have different models.
     """
 
@@ -136,7 +138,7 @@ class profile:
             return
         own = self._steps.timings()
         of_ranks = self._ranks.gather_objects(own)
-        lag_s = max(self._ranks.gather_objects(median_s(self._steps.lags_s)))
+        lag_s = max(self._ranks.gather_objects(self._steps.lag_s))
         shortest = min(len(each.forward_s) for each in of_ranks)
         self.profile = assemble(
             self._name,
@@ -163,7 +165,7 @@ class _Steps:
         self, parameters: Mapping[str, nn.Parameter], device: torch.device
     ) -> None:
         self.samples = 0
-        self.lags_s: list[float] = []
+        self._of_lags_s: list[list[float]] = []
         self._samples = 0
         self._parameters = parameters
         self._own = frozenset(parameters.values())
@@ -204,6 +206,11 @@ class _Steps:
         hooks.callback(self._thread.close)
         return hooks
 
+    @property
+    def lag_s(self) -> float:
+        """Median seconds until another thread took a gradient."""
+        return median_s([lag_s for step in self._of_lags_s for lag_s in step])
+
     def timings(self) -> Timings:
         """Return the times of the steps that count.
 
@@ -238,9 +245,6 @@ class _Steps:
         if self._begun:
             return
         self._begun = True
-        if self._is_handing_over:
-            lags_s = self._thread.enter_context(handing_over(self._parameters.values()))
-            self._thread.callback(lambda: self.lags_s.extend(lags_s))
         self._watch.mark(FORWARD)
 
     def _on_backward(self, graph_task: int) -> bool:
@@ -273,20 +277,17 @@ class _Steps:
             return
         self._watch.mark(DONE)
         moments = self._watch.read()
-        if not self._begun:
-            raise RunError(
-                "a step ended in which the model was not called: profile the module "
-                "that the training loop calls"
-            )
-        handed_over = self._is_handing_over
+        self._watch.mark(FORWARD)  # if nobody calls the model itself
         self._thread.close()
-        if self._number >= WARMUP and not handed_over:
+        if self._number >= WARMUP and not self._is_handing_over:
             self._rows.append(moments)
             self._orders.append(tuple(self._order))
             self._of_host_s.append(self._host_s)
         self.samples, self._samples = self._samples, 0
         self._begun = self._ended = False
         self._number += 1
+        if self._is_handing_over:
+            self._of_lags_s.append(self._thread.enter_context(handing_over(self._own)))
 
 
 def _last(timings: Timings, steps: int) -> Timings:

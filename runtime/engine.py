@@ -210,11 +210,18 @@ class Engine(Joinable):
             "ranks": {str(ranks.rank): self.remembered()},
         }
 
+    def gathered_state(self) -> EngineState:
+        """Return :meth:`state_dict` with the parts of all ranks; all call it."""
+        state = self.state_dict()
+        for ranks in self._transport.gather_objects(state["ranks"]):
+            state["ranks"].update(ranks)
+        return state
+
     def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan.
 
         From a run of another number of ranks it takes the parts of all of them
-        (``state["ranks"]`` merged): every rank then gets an equal share of their sum.
+        (:meth:`gathered_state`): every rank then gets an equal share of their sum.
 
         Raises:
             MismatchError: parts that are needed are not there.

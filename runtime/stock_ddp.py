@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from comm_plan.errors import InputError
 from comm_plan.plans import Plan, load_plan
+from comm_plan.plans.export import only_kind
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan
 
@@ -52,7 +52,7 @@ def ddp_options(model: nn.Module, plan: Plan | str) -> dict[str, list[float]]:
         InputError: DDP cannot do what the plan says.
         MismatchError: the plan is for another model.
     """
-    plan = _followable(plan)
+    plan, _ = _followable(plan)
     check_plan(plan, model, plan.world_size)
     nbytes = {name: p.nbytes for name, p in trainable(model).items()}
     return {
@@ -70,21 +70,11 @@ def ddp_hook(plan: Plan | str) -> Hook | None:
         DocumentError: the plan cannot be read.
         InputError: DDP cannot do what the plan says.
     """
-    return HOOKS[_followable(plan).buckets[0].compressor.kind]
+    _, kind = _followable(plan)
+    return HOOKS[kind]
 
 
-def _followable(plan: Plan | str) -> Plan:
+def _followable(plan: Plan | str) -> tuple[Plan, str]:
+    """Return the plan and the kind of all its buckets."""
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    kinds = sorted({bucket.compressor.kind for bucket in plan.buckets})
-    beyond = [kind for kind in kinds if kind not in HOOKS]
-    if beyond:
-        raise InputError(
-            f"DDP cannot compress by {', '.join(beyond)}: use comm_plan.parallelize, "
-            "or solve with --allow dense or --compressor fp16"
-        )
-    if len(kinds) > 1:
-        raise InputError(
-            f"DDP compresses all buckets alike, the plan by {', '.join(kinds)}: use "
-            "comm_plan.parallelize, or solve with --compressor"
-        )
-    return plan
+    return plan, only_kind(plan, "DDP", tuple(HOOKS))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from comm_plan.plans import (
+    CompressionCost,
     EmulatedLink,
     Network,
     Plan,
@@ -90,6 +91,27 @@ def test_solve_writes_a_plan_and_prints_every_solver(here, command):
     assert written.inputs.profile_sha256 == Profile.load(here / "profile.json").sha256
     for solver in ("optimal", "mg-wfbp", "threshold", "wfbp", "single"):
         assert solver in run.stderr
+
+
+def test_solve_exports_to_those_who_stay_with_ddp(here, command):
+    documents = "profile.json", "network.json"
+    run = command("solve", *documents, "-o", "out.json", "--export", "ddp")
+    assert run.returncode == 0, run.stderr
+    assert "wrote out.ddp.py" in run.stderr
+    compile((here / "out.ddp.py").read_text(), "out.ddp.py", "exec")
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(here, command):
+    profiled = Profile.load(here / "profile.json")
+    cost = CompressionCost(numel=1, compress_s=0, decompress_s=0)
+    costs = {"compression": {"bf16": (cost,)}}
+    profiled.model_copy(update=costs).save(here / "profile.json")
+    documents = "profile.json", "network.json"
+    how = "--compressor", "bf16", "--export", "horovod"
+    run = command("solve", *documents, "-o", "out.json", *how)
+    assert run.returncode == 2
+    assert "Horovod cannot compress by bf16" in run.stderr
+    assert not (here / "out.json").exists()
 
 
 def test_solve_marks_what_it_extrapolates(here, command):

@@ -1,0 +1,1 @@
+"""Plans in other people's training loops: Accelerate, Transformers, Lightning."""

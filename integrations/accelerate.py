@@ -1,0 +1,96 @@
+"""Plans in Hugging Face Accelerate.
+
+::
+
+    accelerator = Accelerator()
+    use_plan(accelerator, "plan.json")  # the one line
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+
+``prepare`` then puts a model on its device, with mixed precision and ``torch.compile``
+as configured, but does not wrap it in DDP. ``accumulate``, ``no_sync``,
+``clip_grad_norm_`` and ``save_state`` work as ever; the latter keeps the residuals of
+all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from accelerate import Accelerator
+from torch import nn
+from typing_extensions import Unpack
+
+from comm_plan.errors import InputError
+from comm_plan.plans import Plan, load_plan
+from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.runtime import parallelize
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.state import EngineState
+
+
+def use_plan(
+    accelerator: Accelerator, *plans: Plan | str, **options: Unpack[EngineOptions]
+) -> Mapping[nn.Module, Engine]:
+    """Let ``accelerator`` make models train by plans.
+
+    Args:
+        accelerator: one that has prepared no model yet.
+        *plans: plans, or their paths; one for each model that will be trained.
+        **options: as for :class:`~comm_plan.runtime.Engine`.
+
+    Returns:
+        The engine of each model that was prepared; it is filled as they are.
+
+    Raises:
+        DocumentError: a plan cannot be read.
+        InputError: no plan was given.
+    """
+    if not plans:
+        raise InputError("no plan is given: name one for each model")
+    loaded = [plan if isinstance(plan, Plan) else load_plan(plan) for plan in plans]
+    engines: dict[nn.Module, Engine] = {}
+    prepare, pause = accelerator.prepare_model, accelerator.no_sync
+
+    def prepare_model(
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> nn.Module:
+        prepared: nn.Module = prepare(model, device_placement, evaluation_mode=True)
+        if prepared not in engines and not evaluation_mode and trainable(prepared):
+            plan = _plan_for(prepared, loaded)
+            engine = parallelize(prepared, plan, **options)
+            engines[prepared] = engine
+            accelerator.register_for_checkpointing(_Residuals(engine))
+        return prepared
+
+    def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+        engine = engines.get(model)
+        paused: AbstractContextManager[None]
+        paused = pause(model) if engine is None else engine.no_sync()
+        return paused
+
+    accelerator.prepare_model = prepare_model
+    accelerator.no_sync = no_sync
+    return engines
+
+
+class _Residuals:
+    """What Accelerate saves and loads: called on all ranks, written by one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def state_dict(self) -> EngineState:
+        return self._engine.gathered_state()
+
+    def load_state_dict(self, state: EngineState) -> None:
+        self._engine.load_state_dict(state)
+
+
+def _plan_for(model: nn.Module, plans: list[Plan]) -> Plan:
+    """Return the plan for ``model``, or, if there is none, one that will be refused."""
+    own = model_fingerprint(model)
+    return next((plan for plan in plans if plan.model.fingerprint == own), plans[0])

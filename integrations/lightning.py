@@ -1,0 +1,88 @@
+"""Plans in Lightning.
+
+::
+
+    trainer = lightning.Trainer(strategy=PlanStrategy("plan.json"), devices=2)
+    trainer.fit(module)
+
+The strategy is Lightning's ``DDPStrategy`` without DDP: launching, devices, samplers
+and logging are as there. Checkpoints hold the residuals of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy
+
+from comm_plan.plans import Plan
+from comm_plan.runtime import parallelize
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.entry import EngineOptions
+
+KEY = "comm_plan"
+"""In Lightning's checkpoints."""
+
+
+class PlanStrategy(DDPStrategy):  # type: ignore[misc]
+    """Trains by a plan.
+
+    Args:
+        plan: a plan for the LightningModule, or the path of one.
+        **options: as for :class:`~comm_plan.runtime.Engine`; all others as for
+            Lightning's ``DDPStrategy``.
+
+    Attributes:
+        engine: executes the plan; None while nothing is fitted.
+    """
+
+    strategy_name = KEY
+
+    def __init__(self, plan: Plan | str, **options: Any) -> None:
+        own = EngineOptions.__annotations__.keys()
+        super().__init__(**{k: v for k, v in options.items() if k not in own})
+        self.engine: Engine | None = None
+        self._plan = plan
+        self._options = {k: v for k, v in options.items() if k in own}
+        self._restored: Any = None
+
+    def configure_ddp(self) -> None:
+        """Make the module train by the plan, in place of wrapping it."""
+        self.engine = parallelize(self.model, self._plan, **self._options)
+        if self._restored is not None:
+            self.engine.load_state_dict(self._restored)
+            self._restored = None
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally."""
+        assert self.engine is not None  # something is fitted
+        with self.engine.no_sync():
+            yield
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any = None,
+    ) -> None:
+        """Save the residuals of all ranks too."""
+        if self.engine is not None:
+            checkpoint[KEY] = self.engine.gathered_state()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Keep the residuals for the engine that is still to be made."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*arguments, **options)
+        self._restored = checkpoint.get(KEY)
+        return checkpoint
+
+    def teardown(self) -> None:
+        """Close the engine."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+        super().teardown()

@@ -1,0 +1,100 @@
+"""Plans in the Trainer of Hugging Face Transformers.
+
+::
+
+    trainer = Trainer(model, arguments, train_dataset=data)  # or a subclass
+    use_plan(trainer, "plan.json")  # the one line
+    trainer.train()
+
+Checkpoints of the trainer hold the residuals of all ranks too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from typing_extensions import Unpack
+
+from comm_plan.integrations import accelerate
+from comm_plan.plans import Plan
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.entry import EngineOptions
+
+FILE = "comm_plan.pt"
+"""In each of the trainer's checkpoints."""
+
+logger = logging.getLogger("comm_plan")
+
+
+def use_plan(
+    trainer: Trainer, plan: Plan | str, **options: Unpack[EngineOptions]
+) -> Mapping[nn.Module, Engine]:
+    """Let ``trainer`` train by ``plan``.
+
+    Args:
+        trainer: one that has not begun.
+        plan: a plan for its model, or the path of one.
+        **options: as for :class:`~comm_plan.runtime.Engine`.
+
+    Returns:
+        The engine of its model, once it trains.
+
+    Raises:
+        DocumentError: the plan cannot be read.
+    """
+    engines = accelerate.use_plan(trainer.accelerator, plan, **options)
+    trainer.add_callback(_Residuals(engines.values()))
+    return engines
+
+
+class _Residuals(TrainerCallback):  # type: ignore[misc]
+    """Saves what the engines remember with the trainer's checkpoints."""
+
+    def __init__(self, engines: Iterable[Engine]) -> None:
+        self._engines = engines
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
+    ) -> None:
+        """Gather the residuals of all ranks, and write them on one."""
+        states = [engine.gathered_state() for engine in self._engines]
+        if args.should_save:
+            torch.save(states, _folder(args, state) / FILE)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
+    ) -> None:
+        """Take the residuals over if the trainer goes on from a checkpoint."""
+        if state.global_step == 0:
+            return
+        path = _folder(args, state) / FILE
+        if not path.exists():
+            logger.warning("no %s: residuals begin empty", path)
+            return
+        states = torch.load(path, weights_only=True)
+        for engine, saved in zip(self._engines, states, strict=True):
+            engine.load_state_dict(saved)
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Return the checkpoint that belongs to the current step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -1,0 +1,123 @@
+"""A plan as a file of Python for clusters that stay with PyTorch DDP or Horovod.
+
+Both can merge as a plan says and cast to 16 bits; they cannot compress further, nor one
+bucket otherwise than another. The file needs no comm-plan where it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from comm_plan.errors import InputError
+from comm_plan.plans.plan import Plan
+
+DDP = '''"""PyTorch DDP that merges gradients as comm-plan's plan for {model} says.
+
+    model = wrap(model)
+"""
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+BUCKETS = {buckets}
+
+MIB = 2**20
+
+
+def wrap(model, **options):
+    """Return ``model`` in DDP (torch 2.13 or newer); ``options`` are DDP's own."""
+    nbytes = {{name: p.nbytes for name, p in model.named_parameters()}}
+    caps = [sum(nbytes[name] for name in bucket) / MIB for bucket in BUCKETS]
+    wrapped = DistributedDataParallel(model, bucket_cap_mb_list=caps, **options)
+{hook}    return wrapped
+'''
+DDP_HOOK = "    wrapped.register_comm_hook(None, default_hooks.{kind}_compress_hook)\n"
+
+HOROVOD = '''"""Horovod that merges gradients as comm-plan's plan for {model} says.
+
+    optimizer = wrap(optimizer, model)
+"""
+
+import horovod.torch as hvd
+
+BUCKETS = {buckets}
+
+
+def wrap(optimizer, model, **options):
+    """Return ``optimizer`` in Horovod's; ``options`` are Horovod's own."""
+    parameters = dict(model.named_parameters())
+    return hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=parameters.items(),
+        groups=[[parameters[name] for name in bucket] for bucket in BUCKETS],
+        compression=hvd.Compression.{compression},
+        **options,
+    )
+'''
+
+
+def to_ddp(plan: Plan) -> str:
+    """Return a module whose ``wrap(model)`` makes DDP follow ``plan``.
+
+    From the second iteration on, when DDP has seen in which order gradients get ready.
+
+    Raises:
+        InputError: DDP cannot do what the plan says.
+    """
+    kind = only_kind(plan, "DDP", ("dense", "fp16", "bf16"))
+    hook = "" if kind == "dense" else DDP_HOOK.format(kind=kind)
+    text = DDP.format(model=plan.model.name, buckets=_buckets(plan), hook=hook)
+    if not hook:
+        unused = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"
+        text = text.replace(f"{unused}\n", "")
+    return text
+
+
+def to_horovod(plan: Plan) -> str:
+    """Return a module whose ``wrap(optimizer, model)`` makes Horovod follow ``plan``.
+
+    Raises:
+        InputError: Horovod cannot do what the plan says.
+    """
+    kind = only_kind(plan, "Horovod", ("dense", "fp16"))
+    return HOROVOD.format(
+        model=plan.model.name,
+        buckets=_buckets(plan),
+        compression="none" if kind == "dense" else kind,
+    )
+
+
+EXPORTS: dict[str, Callable[[Plan], str]] = {"ddp": to_ddp, "horovod": to_horovod}
+"""Who can follow a plan without comm-plan."""
+
+
+def only_kind(plan: Plan, who: str, able: tuple[str, ...]) -> str:
+    """Return the kind of compressor that all buckets of ``plan`` have.
+
+    Args:
+        plan: the plan.
+        who: shall follow it.
+        able: the kinds that it can do.
+
+    Raises:
+        InputError: it cannot do what the plan says.
+    """
+    kinds = sorted({bucket.compressor.kind for bucket in plan.buckets})
+    beyond = [kind for kind in kinds if kind not in able]
+    if beyond:
+        raise InputError(
+            f"{who} cannot compress by {', '.join(beyond)}: use comm_plan.parallelize, "
+            "or solve with --lossless or --compressor fp16"
+        )
+    if len(kinds) > 1:
+        raise InputError(
+            f"{who} compresses all buckets alike, the plan by {', '.join(kinds)}: use "
+            "comm_plan.parallelize, or solve with --compressor"
+        )
+    return kinds[0]
+
+
+def _buckets(plan: Plan) -> str:
+    buckets = [list(bucket.tensors) for bucket in plan.buckets]
+    return json.dumps(buckets, indent=4)

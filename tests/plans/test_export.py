@@ -1,0 +1,98 @@
+"""Plans for those who stay with DDP or Horovod, as Python that needs no comm-plan."""
+
+import runpy
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from comm_plan.errors import InputError
+from comm_plan.plans import Bf16, Dense, Fp16, TopK
+from comm_plan.plans.export import to_ddp, to_horovod
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def exported(text, tmp_path):
+    """Return the module's names, with comm-plan out of its reach."""
+    assert "comm_plan" not in text
+    path = tmp_path / "exported.py"
+    path.write_text(text)
+    return runpy.run_path(str(path))
+
+
+def step(model):
+    model(torch.ones(2, FEATURES)).sum().backward()
+
+
+def test_ddp_has_the_buckets_of_the_plan(one_rank, tmp_path):
+    model = net()
+    plan = plan_for(model, 1, Dense(), per_bucket=1)
+    wrapped = exported(to_ddp(plan), tmp_path)["wrap"](model)
+    sent = []
+
+    def note(state, bucket):
+        sent.append(bucket.buffer().numel())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    wrapped.register_comm_hook(None, note)
+    step(wrapped)
+    sent.clear()
+    step(wrapped)  # buckets are made anew after the first
+    numel = {name: p.numel() for name, p in model.named_parameters()}
+    assert sent == [sum(numel[t] for t in bucket.tensors) for bucket in plan.buckets]
+
+
+def test_ddp_casts_as_the_plan_says(one_rank, tmp_path):
+    model = net()
+    wrapped = exported(to_ddp(plan_for(model, 1, Fp16())), tmp_path)["wrap"](model)
+    step(wrapped)
+    weight = model[0].weight.grad
+    assert torch.equal(weight, weight.half().float())
+
+
+def test_ddp_refuses_a_cast_that_its_backend_has_not(one_rank, tmp_path):
+    wrap = exported(to_ddp(plan_for(net(), 1, Bf16())), tmp_path)["wrap"]
+    with pytest.raises(TypeError, match="NCCL"):
+        wrap(net())
+
+
+@pytest.mark.parametrize(("spec", "cast"), [(Dense(), "none"), (Fp16(), "fp16")])
+def test_horovod_gets_the_buckets_as_groups(spec, cast, monkeypatch, tmp_path):
+    """Horovod cannot be installed everywhere: a stand-in notes what it is asked for."""
+    asked = {}
+    horovod = ModuleType("horovod.torch")
+    horovod.Compression = SimpleNamespace(none="none", fp16="fp16")
+    horovod.DistributedOptimizer = lambda optimizer, **options: asked.update(options)
+    monkeypatch.setitem(sys.modules, "horovod", ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    sys.modules["horovod"].torch = horovod
+    model = net()
+    plan = plan_for(model, 2, spec)
+    module = exported(to_horovod(plan), tmp_path)
+    module["wrap"](torch.optim.SGD(model.parameters(), lr=0.1), model)
+    parameters = dict(model.named_parameters())
+    assert asked["groups"] == [
+        [parameters[name] for name in bucket.tensors] for bucket in plan.buckets
+    ]
+    assert asked["compression"] == cast
+
+
+def test_what_they_cannot_do_is_refused():
+    model = nn.Linear(4, 4)
+    sparse = plan_for(model, 2, TopK(density=0.1), "allgather")
+    with pytest.raises(InputError, match="DDP cannot compress by topk"):
+        to_ddp(sparse)
+    with pytest.raises(InputError, match="Horovod cannot compress by bf16"):
+        to_horovod(plan_for(model, 2, Bf16()))
