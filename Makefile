@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LINTERS := ruff-check ruff-format mypy lint-imports
 
-.PHONY: demo test test-fast lint $(LINTERS) format schemas docs bench clean
+.PHONY: demo test test-fast lint $(LINTERS) format tables docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,9 +41,10 @@ format: $(STAMP)  ## rewrite the code as the linters want it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schemas: $(STAMP)  ## write the documents' JSON Schemas and the table of methods again
+tables: $(STAMP)  ## write again what is made from code: JSON Schemas, tables in the docs
 	$(BIN)/python -m comm_plan.plans.schemas
 	$(BIN)/python -m comm_plan.plans.compression.table
+	$(BIN)/python -m comm_plan.tests.runtime.semantics
 
 docs: $(STAMP)  ## the site, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,9 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from comm_plan.plans import Plan
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.plans import CollectiveCost, Fit, Network, Plan, Profile, Segment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS = Path(__file__).parent / "example_ranks.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+
+SOLVERS = ("optimal", "lags", "auto")
+FORCED = ("terngrad", "topk", "vgc")
+PROFILES = {
+    "gpt": ["profile"],
+    "language_model": ["profile"],
+    "images": ["profile"],
+    "gan": ["generator", "critic"],
+}
+"""What each example that is a loop of its own writes when it profiles."""
+
+WITHOUT_VGC = ("language_model", "images")
+"""Their layers mix samples or steps, and their loops have no micro-batches."""
 
 
 def run(*words, **options):
@@ -66,7 +83,66 @@ def test_the_workload_is_profiled_and_planned(documents):
 
 @pytest.mark.slow
 def test_the_loop_learns_on_two_ranks(documents):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     script = EXAMPLES / "own_loop.py"
-    printed = run(*launcher, script, documents / "plan.json", cwd=documents)
+    printed = run(*TORCHRUN, script, documents / "plan.json", cwd=documents)
     assert float(re.search(r"loss ([\d.]+)", printed)[1]) < 0.8  # ln 3 = 1.1: guessing
+
+
+def slow_network():
+    """Return two ranks behind 100 Mbit/s."""
+    fit = Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=8e-8),))
+    cost = CollectiveCost(fit=fit)
+    costs = {"allreduce": cost, "allgather": cost}
+    return Network(backend="gloo", world_size=2, collectives=costs)
+
+
+def write_plans(profiles, methods, folder):
+    """Write a plan by each method for each profile."""
+    for number, profile in enumerate(profiles):
+        for method in methods:
+            solver, compressor = method, None
+            if method in FORCED:
+                solver, compressor = "optimal", method
+            settings = Settings(compressor=compressor, max_ratio=20)
+            problem = make_problem(profile, slow_network(), settings)
+            suffix = f"-{number}" if len(profiles) > 1 else ""
+            solve(problem, solver).save(folder / f"{method}{suffix}.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROFILES)
+def test_examples_train_by_every_method_from_their_own_profile(name, tmp_path):
+    """Dense bit for bit as DDP; compressed so that ranks agree, and learn."""
+    script = EXAMPLES / f"{name}.py"
+    run(script, "profile", cwd=tmp_path)
+    profiles = [Profile.load(tmp_path / f"{each}.json") for each in PROFILES[name]]
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    methods = [m for m in SOLVERS + FORCED if m != "vgc" or name not in WITHOUT_VGC]
+    write_plans(profiles, methods, plans)
+    run(*TORCHRUN, RANKS, name, plans)
+    report = json.loads((plans / "report").read_text())
+    assert set(report) == set(methods)
+    assert report["optimal"]["as_ddp"]
+    for method, seen in report.items():
+        losses = seen["losses"]
+        assert seen["agree"], method
+        assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("with_accelerate", "accuracy"), ("with_lightning", "accuracy"),
+     ("with_transformers", "mean loss")],
+)  # fmt: skip
+def test_examples_in_frameworks_learn(name, said, tmp_path):
+    if name == "with_accelerate":
+        run(EXAMPLES / "images.py", "profile", cwd=tmp_path)
+    else:
+        run(EXAMPLES / f"{name}.py", "profile", cwd=tmp_path)
+    profile = Profile.load(tmp_path / "profile.json")
+    write_plans([profile], ["topk"], tmp_path)
+    printed = run(*TORCHRUN, EXAMPLES / f"{name}.py", tmp_path / "topk.json")
+    figure = float(re.search(rf"{said} ([\d.]+)", printed)[1])
+    assert figure > 60 if said == "accuracy" else figure < 5  # ln 256 = 5.5: guessing

@@ -194,5 +194,5 @@ def test_a_fit_uses_the_segment_of_the_size():
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_json_schemas_are_current(document):
     assert schema_path(document).read_text() == schema_text(document), (
-        "run: make schemas"
+        "run: make tables"
     )

@@ -490,21 +490,25 @@ def the_time_out_of_the_group():
     return "same" if timeout == TIMEOUT else f"{timeout} instead of {TIMEOUT}"
 
 
+CASES = {
+    **{name: lambda case=case: outcome(case[0], case[1], **case[2])
+       for name, case in SCENARIOS.items()},
+    "no parameter used on one rank": no_parameter_used_on_one_rank,
+    "saved by torch": saved_by_torch,
+    "DDP by a plan": ddp_by_a_plan,
+    "uneven batches": uneven_batches,
+    "the switch of DDP": the_switch_of_ddp,
+    "wrapped in DDP too": wrapped_in_ddp_too,
+    "a group of its own": a_group_of_its_own,
+    "the time-out of the group": the_time_out_of_the_group,
+}  # fmt: skip
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
     results = {}
-    cases = {name: lambda c=case: outcome(c[0], c[1], **c[2])
-             for name, case in SCENARIOS.items()}  # fmt: skip
-    cases["no parameter used on one rank"] = no_parameter_used_on_one_rank
-    cases["saved by torch"] = saved_by_torch
-    cases["DDP by a plan"] = ddp_by_a_plan
-    cases["uneven batches"] = uneven_batches
-    cases["the switch of DDP"] = the_switch_of_ddp
-    cases["wrapped in DDP too"] = wrapped_in_ddp_too
-    cases["a group of its own"] = a_group_of_its_own
-    cases["the time-out of the group"] = the_time_out_of_the_group
-    for name, case in cases.items():
+    for name, case in CASES.items():
         try:
             mine = case()
         except Exception:

@@ -14,42 +14,11 @@ from comm_plan import parallelize
 from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
 from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.tests.runtime.semantics import SAME
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 ORACLE = Path(__file__).parent / "ddp_oracle.py"
-SCENARIOS = [
-    "plain",
-    "set_to_none=False",
-    "no_sync accumulation",
-    "two backwards",
-    "evaluation between",
-    "tied weights",
-    "unused parameters",
-    "checkpoint",
-    "re-entrant checkpoint",
-    "mixed dtypes",
-    "batch norm, channels last",
-    "dictionary output",
-    "no parameter used on one rank",
-    "unused after no_sync",
-    "unused after no_sync but on rank 1",
-    "two heads, a backward each",
-    "another head each time",
-    "forward before the update",
-    "forward before the update, unused",
-    "gradient penalty",
-    "adversarial examples",
-    "frozen for another model",
-    "two forwards, batch norm",
-    "DDP by a plan",
-    "saved by torch",
-    "uneven batches",
-    "the switch of DDP",
-    "wrapped in DDP too",
-    "a group of its own",
-    "the time-out of the group",
-]
 
 
 @cache
@@ -64,14 +33,14 @@ def outcomes(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SAME)
 def test_two_ranks_give_bitwise_the_parameters_of_ddp(scenario):
     """A sum of two numbers does not depend on their order."""
     assert outcomes(2)[scenario] == "same"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SAME)
 def test_three_ranks_give_the_parameters_of_ddp_up_to_rounding(scenario):
     assert outcomes(3)[scenario] in ("same", "close")
 

@@ -1,0 +1,91 @@
+"""An LSTM that predicts the words of this file, with its state handed on.
+
+::
+
+    python examples/language_model.py profile
+    torchrun --nproc-per-node 2 examples/language_model.py plan.json
+
+What comes between them is as in ``gpt.py``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import comm_plan
+
+WIDTH, LAYERS = 48, 2
+BATCH, LENGTH = 8, 10
+WORDS = re.findall(r"\w+|[^\w\s]", Path(__file__).read_text(encoding="utf-8"))
+VOCABULARY = sorted(set(WORDS))
+
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+class LanguageModel(nn.Module):
+    """An embedding, an LSTM with dropout, and scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(len(VOCABULARY), WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, LAYERS, batch_first=True)
+        self.scores = nn.Linear(WIDTH, len(VOCABULARY))
+
+    def forward(
+        self, words: torch.Tensor, state: State | None
+    ) -> tuple[torch.Tensor, State]:
+        """Return scores [N, T, words] of what follows ``words`` [N, T], and a state."""
+        outputs, state = self.lstm(self.words(words), state)
+        return self.scores(outputs), state
+
+
+def train(model: nn.Module, steps: int) -> list[float]:
+    """Train and return the loss of each step."""
+    text = torch.tensor([VOCABULARY.index(word) for word in WORDS])
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    begins = torch.arange(BATCH)[:, None] * (len(text) // BATCH) + 7 * rank
+    state, losses = None, []
+    for step in range(steps):
+        places = begins + LENGTH * step + torch.arange(LENGTH + 1)
+        batch = text[places % len(text)]
+        optimizer.zero_grad()
+        scores, state = model(batch[:, :-1], state)
+        loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        state = tuple(part.detach() for part in state)
+        losses.append(loss.item())
+    return losses
+
+
+def main(how: str) -> None:
+    """Profile the model, or train it by a plan or by DDP."""
+    torch.manual_seed(0)
+    model = LanguageModel()
+    if how == "profile":
+        with comm_plan.profile(model, "profile.json"):
+            train(model, 20)
+        return
+    dist.init_process_group("gloo")
+    if how == "ddp":
+        losses = train(DistributedDataParallel(model), 100)
+    else:
+        comm_plan.parallelize(model, how)
+        losses = train(model, 100)
+    if dist.get_rank() == 0:
+        print(f"loss {losses[0]:.3f}, after {len(losses)} steps {losses[-1]:.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
