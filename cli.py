@@ -393,6 +393,15 @@ def train(
             help="Solve again when the run is not as predicted: the plan's documents.",
         ),
     ] = None,
+    elastic: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--elastic",
+            metavar="PROFILE NETWORK",
+            help="Go on from a checkpoint if there is one, on any number of ranks, "
+            "with a plan solved again for them from these documents.",
+        ),
+    ] = None,
     max_ratio: MaxRatio = 1000.0,
     tolerance: Tolerance = 0.01,
     json: Json = False,
@@ -400,15 +409,29 @@ def train(
     """Train by the plan; compare the measured times with the predicted ones."""
     link = _link(emulate_link)
     _start_ranks(context, local_ranks, backend or _planned_backend(plan))
-    from comm_plan.plans import Plan, check_writable
+    from comm_plan.planner import Settings, replan
+    from comm_plan.plans import Network, Plan, Profile, check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
 
-    if resume and checkpoint is None:
-        raise InputError("--resume needs --checkpoint FOLDER to resume from")
+    if (resume or elastic) and checkpoint is None:
+        needs = "--resume" if resume else "--elastic"
+        raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     check_writable(output)
+    settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
     chosen = Plan.load(plan)
+    if elastic is not None and place().world_size != chosen.world_size:
+        documents = Profile.load(elastic[0]), Network.load(elastic[1])
+        before, chosen = (
+            chosen,
+            replan(chosen, *documents, place().world_size, settings),
+        )
+        if place().rank == 0:
+            screen.say(
+                f"solved again for {chosen.world_size} ranks: the plan is for "
+                f"{before.world_size}"
+            )
     model = _load(workload, batch_size, seed)
     check_plan(chosen, model.model, place().world_size)
     if place().rank == 0 and chosen.emulated_link != link:
@@ -436,9 +459,7 @@ def train(
             if adapt is None:
                 return nullcontext()
             from comm_plan import adapt as follow
-            from comm_plan.planner import Settings
 
-            settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
             profile, network = map(str, adapt)
             return closing(follow(engine, profile, network, settings))
 
@@ -453,6 +474,7 @@ def train(
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
+                elastic=elastic is not None,
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
                 density_warmup=_warmup(density_warmup),

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from comm_plan.planner.again import replan
     from comm_plan.planner.documents import make_problem, to_plan
     from comm_plan.planner.problem import Problem, Settings, Solution
     from comm_plan.planner.solvers import BASELINES, SOLVERS, find_solver
@@ -29,6 +30,7 @@ _HOMES = {
     "SOLVERS": "solvers",
     "find_solver": "solvers",
     "Summary": "summary",
+    "replan": "again",
     "solve": "summary",
     "summarise": "summary",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "Summary",
     "find_solver",
     "make_problem",
+    "replan",
     "solve",
     "summarise",
     "to_plan",

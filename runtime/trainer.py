@@ -75,6 +75,7 @@ class Options:
         checkpoint_every: steps between two checkpoints, beside those at the end of
             each epoch and of the run; 0: no others.
         resume: go on from the newest checkpoint.
+        elastic: the same if there is one, even if files of ranks were lost.
         on_nonfinite: see :class:`Engine`.
         find_unused_parameters: see :class:`Engine`.
         density_warmup: densities of the first epochs for sparse methods.
@@ -88,6 +89,7 @@ class Options:
     checkpoint: Path | None = None
     checkpoint_every: int = 0
     resume: bool = False
+    elastic: bool = False
     on_nonfinite: OnNonFinite = "stop"
     find_unused_parameters: bool = False
     density_warmup: Sequence[float] = ()
@@ -163,9 +165,10 @@ class Run:
         self.recorder = Recorder(engine)
 
     def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
-        if self.options.resume:
+        elastic = self.options.elastic
+        if self.options.resume or (elastic and checkpoints.are_there()):
             self.position, self.epoch_random = checkpoints.load(
-                self.model, self.optimizer, self.engine
+                self.model, self.optimizer, self.engine, incomplete=elastic
             )
         else:
             checkpoints.refuse_used()

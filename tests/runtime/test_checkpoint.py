@@ -1,11 +1,15 @@
 """Checkpoints: whole or not there, on one file system or on several."""
 
+import copy
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from comm_plan.errors import CollectiveError, InputError, OutputError
+from comm_plan.compressors.base import RESIDUAL
+from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import TopK
-from comm_plan.runtime.checkpoint import KEEP
+from comm_plan.runtime.checkpoint import KEEP, Position
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
@@ -19,16 +23,14 @@ from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 
-def run(folder, steps, transport=None, *, resume=False, every=1, dies=None):
+def run(folder, steps, transport=None, *, every=1, dies=None, **options):
     transport = transport or LocalTransport()
     size = transport.world_size
     training = workload(world_size=size)
     if dies:
         training = dying(training, *dies)
     plan = plan_for(net(), size, TopK(density=0.1), "allgather")
-    options = Options(
-        steps=steps, checkpoint=folder, checkpoint_every=every, resume=resume
-    )
+    options = Options(steps=steps, checkpoint=folder, checkpoint_every=every, **options)
     return train(training, plan, transport, options)
 
 
@@ -122,17 +124,66 @@ def test_nothing_to_resume_from_is_said(tmp_path):
         run(tmp_path, 2, resume=True)
 
 
+def total(parts):
+    """Return the sum of what ranks have left of each parameter."""
+    sums = {}
+    for part in parts:
+        for name, quantities in part.items():
+            sums[name] = sums.get(name, 0) + quantities[RESIDUAL].double()
+    return sums
+
+
+def left(folder):
+    """Return what the rank whose checkpoint it is had left."""
+    (file,) = folder.glob("step-00000003/rank-*.pt")
+    (part,) = torch.load(file, weights_only=False)["engine"]["ranks"].values()
+    return part
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_world_size_is_refused_on_rank_0(tmp_path, ranks):
-    run_ranks(2, lambda transport: run(tmp_path, 2, transport))
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_another_number_of_ranks_goes_on_and_nothing_is_lost(tmp_path, ranks, hosts):
+    run_ranks(2, lambda t: run(tmp_path / str(t.rank), 3, t))
+    before = total(left(tmp_path / str(rank)) for rank in (0, 1))
+    hosts = min(hosts, ranks)
+    if hosts == 1:
+        file = "step-00000003/rank-00001.pt"
+        (tmp_path / "1" / file).rename(tmp_path / "0" / file)
+    remembered = {}
+
+    @contextmanager
+    def watch(engine):
+        yield
+        remembered[engine.transport.rank] = copy.deepcopy(engine.remembered())
 
     def rank(transport):
-        with pytest.raises((InputError, CollectiveError)) as caught:
-            run(tmp_path, 3, transport, resume=True)
-        if transport.rank == 0:
-            assert f"written by 2 ranks, this run has {ranks}" in str(caught.value)
+        folder = tmp_path / str(min(transport.rank, hosts - 1))
+        run(folder, 3, transport, resume=True, on_engine=watch)
+        return run(folder, 4, transport, resume=True).parameters_sha256
 
-    run_ranks(ranks, rank)
+    assert len(set(run_ranks(ranks, rank))) == 1
+    after = total(remembered.values())
+    assert before.keys() == after.keys()
+    for name, residual in before.items():
+        torch.testing.assert_close(after[name], residual)
+
+
+def test_a_rank_whose_files_are_lost_is_missed_unless_the_run_is_elastic(tmp_path):
+    run_ranks(2, lambda t: run(tmp_path, 3, t))
+    (tmp_path / "step-00000003" / "rank-00001.pt").unlink()
+    with pytest.raises(InputError, match="files of 1 of 2 ranks are not on these"):
+        run_ranks(3, lambda t: run(tmp_path, 4, t, resume=True))
+    elastic = run_ranks(3, lambda t: run(tmp_path, 4, t, elastic=True))
+    assert [record.steps for record in elastic] == [4, 4, 4]
+
+
+def test_an_elastic_run_begins_where_there_is_nothing_to_go_on_from(tmp_path):
+    assert run(tmp_path, 2, elastic=True).steps == 2
+    assert len(run(tmp_path, 3, elastic=True).iterations_s) == 1
+
+
+def test_the_place_in_the_data_is_kept_among_other_ranks():
+    assert Position(step=9, epoch=1, batch=6).among(2, 3) == Position(9, 1, 4)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "absent", "foreign"])

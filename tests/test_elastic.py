@@ -1,0 +1,99 @@
+"""A run under torchrun goes on without a host that is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from comm_plan.plans import Plan, RunRecord
+from comm_plan.tests.support.documents import fit, network
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+STEP_S = 0.2
+WORKLOAD = f"""
+import time
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)), data, nn.MSELoss()
+
+def data(rank, world_size, epoch, seed):
+    for _ in range(100):
+        time.sleep({STEP_S})
+        yield torch.randn(4, 8), torch.randn(4, 4)
+"""
+COMMAND = [sys.executable, "-m", "comm_plan.cli"]
+
+
+def agent(folder, endpoint, is_host):
+    """Start one host's launcher, in a session of its own; one has to be the host."""
+    conf = f"last_call_timeout=5,is_host={is_host}"
+    launcher = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2",
+        "--nproc-per-node", "1", "--max-restarts", "5", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", endpoint, "--rdzv-conf", conf, "--no-python",
+    ]  # fmt: skip
+    train = [
+        *COMMAND, "train", "mine.py:make", "--plan", "plan.json", "--steps", str(STEPS),
+        "--checkpoint", "checkpoints", "--checkpoint-every", "1",
+        "--elastic", "profile.json", "network.json",
+    ]  # fmt: skip
+    with (folder / f"{time.monotonic()}.log").open("w") as log:
+        return subprocess.Popen(
+            [*launcher, *train], cwd=folder, stdout=log, stderr=log,
+            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+
+def end(process):
+    """Kill a launcher and the ranks that it started, all at once."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    started = [int(pid) for pid in children.read_text().split()]
+    for pid in (process.pid, *started):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def logs(folder):
+    return "\n".join(path.read_text()[-3000:] for path in folder.glob("*.log"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for children in /proc")
+def test_a_run_goes_on_without_a_host_that_is_gone(tmp_path):
+    (tmp_path / "mine.py").write_text(WORKLOAD)
+    network(2, allreduce=fit((0, 1e-4, 1e-9))).save(tmp_path / "network.json")
+    for words in (
+        ("profile", "mine.py:make", "--compressors", "none", "--iterations", "20"),
+        ("solve", "profile.json", "network.json"),
+    ):
+        subprocess.run([*COMMAND, *words], cwd=tmp_path, check=True, timeout=200)
+    assert Plan.load(tmp_path / "plan.json").world_size == 2
+
+    endpoint = f"localhost:{get_free_port()}"
+    agents = [agent(tmp_path, endpoint, is_host=True)]
+    try:
+        agents.append(agent(tmp_path, endpoint, is_host=False))
+        some_steps = tmp_path / "checkpoints" / "step-00000003"
+        deadline_s = time.monotonic() + 120
+        while not some_steps.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert some_steps.exists(), logs(tmp_path)
+        end(agents.pop())
+        assert agents[0].wait(timeout=150) == 0, logs(tmp_path)
+    finally:
+        for left in agents:
+            if left.poll() is None:
+                end(left)
+    record = RunRecord.load(tmp_path / "run.json")
+    assert record.steps == STEPS
+    assert record.world_size == 1
+    assert "solved again for 1 ranks: the plan is for 2" in logs(tmp_path)
+    assert len(record.iterations_s) < STEPS  # it did not begin anew
