@@ -56,6 +56,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.gtopk_overlap
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
+	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
 	$(BIN)/python -m comm_plan.benchmarks.deaths
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \

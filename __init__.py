@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "adapt",
+    "compile_blocks",
     "ddp_hook",
     "ddp_options",
     "load_plan",
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from comm_plan.plans import load_plan
     from comm_plan.profiler.script import profile
     from comm_plan.runtime import parallelize
+    from comm_plan.runtime.compiled import compile_blocks
     from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
     from comm_plan.tuner.adaptation import adapt
 
 
 _HOMES = {
     "adapt": "tuner.adaptation",
+    "compile_blocks": "runtime.compiled",
     "ddp_hook": "runtime.stock_ddp",
     "ddp_options": "runtime.stock_ddp",
     "load_plan": "plans",

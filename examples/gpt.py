@@ -48,8 +48,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what follows ``x`` [N, T, WIDTH], of the same shape."""
         parts = self.query_key_value(self.before_attention(x)).chunk(3, -1)
-        heads = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        attended = scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
         result: torch.Tensor = x + self.perceptron(x)
         return result

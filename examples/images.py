@@ -83,7 +83,8 @@ def accuracy(model: nn.Module) -> float:
     """Return the share of new images that ``model`` tells right."""
     images, labels = stripes(256, torch.Generator().manual_seed(99))
     model.eval()
-    return (model(images).argmax(1) == labels).float().mean().item()
+    right: torch.Tensor = model(images).argmax(1) == labels
+    return right.float().mean().item()
 
 
 def main(how: str) -> None:

@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 examples/with_lightning.py plan.json
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import lightning
 import torch
@@ -18,7 +19,11 @@ import comm_plan
 from comm_plan.integrations.lightning import PlanStrategy
 
 EPOCHS = 4
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+}
 
 
 class Stripes(lightning.LightningModule):  # type: ignore[misc]

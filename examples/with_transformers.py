@@ -23,8 +23,9 @@ TEXT = Path(__file__).read_bytes()
 
 def model() -> GPT2LMHeadModel:
     """Return a small GPT-2 of bytes."""
-    shape = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=256, **shape))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=256, n_embd=48, n_layer=2, n_head=4, n_positions=CONTEXT)
+    )
 
 
 def passages() -> list[dict[str, torch.Tensor]]:
@@ -57,6 +58,7 @@ def main(how: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if how == "profile":
             alone = trainer(folder, 20)
+            assert alone.model is not None
             with comm_plan.profile(alone.model, "profile.json"):
                 alone.train()
             return

@@ -51,6 +51,7 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
 
     def configure_ddp(self) -> None:
         """Make the module train by the plan, in place of wrapping it."""
+        assert self.model is not None  # it is being set up
         self.engine = parallelize(self.model, self._plan, **self._options)
         if self._restored is not None:
             self.engine.load_state_dict(self._restored)

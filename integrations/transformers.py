@@ -97,4 +97,4 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     """Return the checkpoint that belongs to the current step."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"

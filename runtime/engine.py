@@ -27,7 +27,7 @@ a rank fails and its loop goes on, all ranks skip that step.
 
 Hooks of users on the same parameters see gradients before they are averaged.
 ``torch.compile`` of the whole model fires all hooks after backward: the result is
-right, but nothing overlaps; compile block by block.
+right, but nothing overlaps; :func:`comm_plan.compile_blocks` compiles block by block.
 """
 
 from __future__ import annotations

@@ -27,11 +27,12 @@ ones, at whose end nothing must be finished. If a hook raises, there is no call.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -106,8 +107,8 @@ def attach(
     )
     weakref.finalize(hooks, on_optimizers.remove)
     for handle in (
-        model.register_forward_pre_hook(_Copyable(hooks.on_forward)),
-        model.register_forward_hook(_Copyable(hooks.on_output)),
+        model.register_forward_pre_hook(_copyable(hooks.on_forward)),
+        model.register_forward_hook(_copyable(hooks.on_output)),
         on_optimizers,
     ):
         attached.callback(handle.remove)
@@ -125,6 +126,23 @@ class _Copyable:
 
     def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
         return _NoHook, ()
+
+
+@cache
+def _uncompiled() -> type[_Copyable]:
+    """Return the kind of hook that ``torch.compile`` does not look into."""
+
+    class Uncompiled(_Copyable):
+        __call__ = torch.compiler.disable(_Copyable.__call__)
+
+    return Uncompiled
+
+
+def _copyable(hook: Callable[..., None]) -> _Copyable:
+    """Return ``hook`` for a model, which may have been compiled before."""
+    # Asking torch.compiler for it would load the compiler, which takes a second.
+    kind = _uncompiled() if "torch._dynamo" in sys.modules else _Copyable
+    return kind(hook)
 
 
 class _NoHook:

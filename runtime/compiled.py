@@ -1,0 +1,59 @@
+"""``torch.compile`` that leaves the plan its overlap.
+
+The backward of a compiled region is one node of autograd: all its gradients arrive at
+its end. Of a model that is compiled as a whole they arrive when backward is over, and
+nothing overlaps. So the regions are the largest modules that have all their parameters
+in one bucket, which is sent as a whole anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from comm_plan.plans import Plan, load_plan
+from comm_plan.plans.parameters import trainable
+from comm_plan.runtime.agreement import check_plan
+
+
+def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[str]:
+    """Compile the parts of ``model`` whose gradients ``plan`` sends together.
+
+    In place: names, ``state_dict()`` and the model's class stay as they are. What lies
+    between the parts, and what has no parameters, runs as before.
+
+    Args:
+        model: the model that the plan is for.
+        plan: a plan, or the path of one.
+        **options: as for ``torch.compile``.
+
+    Returns:
+        The names of the modules that were compiled; ``""`` is the whole model.
+
+    Raises:
+        DocumentError: the plan cannot be read.
+        MismatchError: the plan is for another model.
+    """
+    plan = plan if isinstance(plan, Plan) else load_plan(plan)
+    check_plan(plan, model, plan.world_size)
+    parameters = trainable(model)
+    bucket_of = {
+        parameters[name]: number
+        for number, bucket in enumerate(plan.buckets)
+        for name in bucket.tensors
+    }
+    compiled: list[str] = []
+
+    def visit(name: str, module: nn.Module) -> None:
+        buckets = {bucket_of[p] for p in module.parameters() if p in bucket_of}
+        children = dict(module.named_children())
+        if len(buckets) == 1 or (buckets and not children):
+            module.compile(**options)
+            compiled.append(name)
+            return
+        for child, part in children.items():
+            visit(f"{name}.{child}" if name else child, part)
+
+    visit("", model)
+    return compiled

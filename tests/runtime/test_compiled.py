@@ -1,0 +1,114 @@
+"""Compiled block by block, a model gives the same and still overlaps."""
+
+import copy
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+import comm_plan
+from comm_plan.errors import MismatchError
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.transports.local import LocalTransport
+
+EAGER = {"backend": "aot_eager"}
+"""Regions and their backward as with any backend, without a compiler's run."""
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+WIDTH, BATCH = 512, 128
+
+
+def blocks(number=3, width=FEATURES):
+    """Return blocks of two linear layers each."""
+    torch.manual_seed(0)
+
+    def block():
+        wider = nn.Linear(width, 2 * width)
+        return nn.Sequential(wider, nn.Tanh(), nn.Linear(2 * width, width))
+
+    return nn.Sequential(*(block() for _ in range(number)))
+
+
+def trained(model, plan, steps=3):
+    """Return the parameters after some steps by ``plan``, and the last moments."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
+        for _ in range(steps):
+            x = torch.randn(4, FEATURES, generator=generator)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return list(model.parameters()), engine.last_moments
+
+
+@pytest.mark.parametrize(
+    ("per_bucket", "compiled"),
+    [
+        (12, [""]),
+        (8, ["0", "1", "2"]),  # blocks 2 and 1 travel together, then 0
+        (4, ["0", "1", "2"]),
+        (2, ["0.0", "0.2", "1.0", "1.2", "2.0", "2.2"]),
+    ],
+)
+def test_the_largest_modules_within_a_bucket_are_compiled(per_bucket, compiled):
+    model = blocks()
+    plan = plan_for(model, 1, per_bucket=per_bucket)
+    assert comm_plan.compile_blocks(model, plan, **EAGER) == compiled
+
+
+def test_a_layer_in_two_buckets_is_compiled_alone():
+    model = net()
+    names = comm_plan.compile_blocks(model, plan_for(model, 1, per_bucket=1), **EAGER)
+    assert names == ["0", "2"]
+
+
+def test_it_gives_what_the_model_gives():
+    model = blocks()
+    plain = copy.deepcopy(model)
+    plan = plan_for(model, 1, per_bucket=4)
+    comm_plan.compile_blocks(model, plan, **EAGER)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    ours, _ = trained(model, plan)
+    theirs, _ = trained(plain, plan)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_plan_for_another_model_is_refused():
+    with pytest.raises(MismatchError):
+        comm_plan.compile_blocks(blocks(2), plan_for(blocks(3), 1))
+
+
+def first_ready(model, plan):
+    """Return the share of backward after which the first bucket is ready."""
+    x = torch.randn(BATCH, WIDTH)
+    shares = []
+    with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
+        for _ in range(8):
+            model(x).square().mean().backward()
+            backward, end, ready, *_ = engine.last_moments.seconds()
+            shares.append((ready - backward) / (end - backward))
+    return statistics.median(shares[2:])  # the first ones compile
+
+
+def test_a_bucket_is_ready_when_its_block_is():
+    """Of three equal blocks the first is ready after about a third of backward."""
+    model = blocks(width=WIDTH)
+    plan = plan_for(model, 1, per_bucket=4)
+    comm_plan.compile_blocks(model, plan, **EAGER)
+    assert first_ready(model, plan) < 0.7
+
+
+def test_compiled_as_a_whole_all_buckets_are_ready_at_the_end():
+    model = blocks(width=WIDTH)
+    model.compile(**EAGER)
+    assert first_ready(model, plan_for(model, 1, per_bucket=4)) > 0.7
