@@ -100,7 +100,7 @@ class Engine(Joinable):
             before the optimizer takes them; None: nothing is.
 
     Raises:
-        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP.
+        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP or sharded.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -472,6 +472,12 @@ def _check_options(model: nn.Module, on_nonfinite: str) -> None:
             f"on_nonfinite {on_nonfinite!r} is unknown: use one of "
             f"{', '.join(get_args(OnNonFinite))}"
         )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "placements"):  # a DTensor
+            raise InputError(
+                f"parameter {name} is sharded (DTensor), as by fully_shard: a plan "
+                "averages whole gradients, give a model that is not sharded"
+            )
     if isinstance(model, DistributedDataParallel):
         raise InputError(
             "the model is wrapped in DistributedDataParallel, which averages its "

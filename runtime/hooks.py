@@ -99,7 +99,7 @@ def attach(
     attached = ExitStack()
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
-            _Copyable(partial(_on_gradient, weakref.ref(hooks), place))
+            _copyable(partial(_on_gradient, weakref.ref(hooks), place))
         )
         attached.callback(handle.remove)
     on_optimizers = register_optimizer_step_pre_hook(
@@ -184,7 +184,7 @@ class _Hooks:
             return
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(self.on_output_gradient)
+                tensor.register_hook(_copyable(self.on_output_gradient))
 
     def on_output_gradient(self, gradient: torch.Tensor) -> None:
         """Watch for the end of this backward."""
@@ -220,6 +220,17 @@ class _Hooks:
         return self._callbacks.listening() and torch.is_grad_enabled()
 
     def _watch_backward(self) -> None:
+        """Ask for the call at the end of this backward, once.
+
+        Raises:
+            RunError: backward is compiled, and makes no such calls.
+        """
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if compiled is not None and compiled.in_compiled_autograd_region:
+            raise RunError(
+                "backward is compiled (compiled autograd), which does not say when it "
+                "ends: compile the model only, and call backward outside"
+            )
         if self._callbacks.on_backward(torch._C._current_graph_task_id()):
             Variable._execution_engine.queue_callback(self._callbacks.on_backward_end)
 

@@ -5,10 +5,11 @@ import statistics
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import comm_plan
-from comm_plan.errors import MismatchError
+from comm_plan.errors import MismatchError, RunError
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
@@ -112,3 +113,20 @@ def test_compiled_as_a_whole_all_buckets_are_ready_at_the_end():
     model = blocks(width=WIDTH)
     model.compile(**EAGER)
     assert first_ready(model, plan_for(model, 1, per_bucket=4)) > 0.7
+
+
+@pytest.mark.filterwarnings("ignore")  # of a compiler that meets hooks
+@torch._dynamo.config.patch(compiled_autograd=True)
+def test_a_compiled_backward_is_refused_by_name():
+    model = net()
+    plan = plan_for(model, 1)
+
+    @torch.compile(**EAGER)
+    def step(x):
+        model(x).square().mean().backward()
+
+    with (
+        comm_plan.parallelize(model, plan, transport=LocalTransport()),
+        pytest.raises(RunError, match="backward is compiled"),
+    ):
+        step(torch.randn(4, FEATURES))
