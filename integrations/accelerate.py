@@ -61,6 +61,7 @@ def use_plan(
         prepared: nn.Module = prepare(model, device_placement, evaluation_mode=True)
         if prepared not in engines and not evaluation_mode and trainable(prepared):
             plan = _plan_for(prepared, loaded)
+            options.setdefault("grad_scaler", accelerator.scaler)
             engine = parallelize(prepared, plan, **options)
             engines[prepared] = engine
             accelerator.register_for_checkpointing(_Residuals(engine))

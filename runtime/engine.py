@@ -88,6 +88,8 @@ class Engine(Joinable):
             instead of copies; a gradient kept from an earlier step then changes with
             the next. Without effect with ``find_unused_parameters``.
         second_moments: where VGC gets per-sample second moments from; None: exact.
+        grad_scaler: scales the loss; residuals are rescaled when its scale changes.
+            None: nothing does, or :meth:`rescale` is called.
 
     Attributes:
         step: how many steps were finished, skipped ones too.
@@ -116,6 +118,7 @@ class Engine(Joinable):
         broadcast_buffers: bool = True,
         gradient_as_bucket_view: bool = False,
         second_moments: SecondMoments | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__()
         _check_options(model, on_nonfinite)
@@ -139,6 +142,8 @@ class Engine(Joinable):
         self._density_floor = 0.0
         self._seed = seed
         self._given_moments = second_moments
+        self._scaler = grad_scaler
+        self._scale: float | None = None
         self._given_transport = transport
         self._transport = transport.duplicate()
         self._setup = Setup(
@@ -343,6 +348,7 @@ class Engine(Joinable):
     def _on_forward(self) -> None:
         """Give up a backward that never ended; align buffers with rank 0."""
         self._require_finished()
+        self._follow_scale()
         Join.notify_join_context(self)
         self._current.forward_pending = True
         self._current.moments.begun = self._current.moments.now()
@@ -377,6 +383,14 @@ class Engine(Joinable):
         if pending and self._setup.find_unused_parameters:
             self._finish_step()
         self._stepped_since_update = False
+
+    def _follow_scale(self) -> None:
+        """Rescale residuals if the scale of the loss has changed."""
+        if self._scaler is None:
+            return
+        before, self._scale = self._scale, self._scaler.get_scale()
+        if before is not None and self._scale != before:
+            self.rescale(self._scale / before)
 
     # From step to step
 

@@ -13,6 +13,7 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
@@ -26,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     broadcast_buffers: bool
     gradient_as_bucket_view: bool
     second_moments: SecondMoments | None
+    grad_scaler: torch.amp.GradScaler | None
 
 
 def parallelize(

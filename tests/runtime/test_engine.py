@@ -298,6 +298,33 @@ def test_no_sync_leaves_residuals_alone():
     engine.close()
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by the scaler", "by hand"])
+def test_no_gradient_is_lost_when_the_scale_of_the_loss_grows(by_hand):
+    """Every step has the gradient 1, 2, ...; what was not applied is left over."""
+    model = nn.Linear(10, 1, bias=False)
+    begin = model.weight.detach().clone()
+    sparse = {"compressor": TopK(density=0.2), "collective": "allgather"}
+    plan = plan_for(model, buckets=(Bucket(tensors=("weight",), **sparse),))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    own = None if by_hand else scaler
+    with parallelize(
+        model, plan, transport=LocalTransport(), grad_scaler=own
+    ) as engine:
+        for _ in range(7):
+            optimizer.zero_grad()
+            scale = scaler.get_scale()
+            scaler.scale(model(torch.arange(1.0, 11)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            left = engine.remembered()["weight"]["residual"] / scale
+            if by_hand:
+                engine.rescale(scaler.get_scale() / scale)
+    assert scaler.get_scale() == 8.0 * 2**3
+    applied = begin - model.weight.detach()
+    torch.testing.assert_close(applied.flatten() + left, 7 * torch.arange(1.0, 11))
+
+
 def test_half_precision_is_close_to_the_mean():
     def rank(transport):
         model = small()
