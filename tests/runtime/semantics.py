@@ -111,6 +111,36 @@ DIFFERENCES = (
         "test_hooks.py::test_an_optimizer_inside_backward_is_refused_by_name",
     ),
     Difference(
+        "Only the forward, or only the backward, in `no_sync()`",
+        "the forward counts",
+        "the backward counts",
+        "test_engine.py::test_no_sync_counts_where_backward_runs",
+    ),
+    Difference(
+        "The scale of the loss grows (`GradScaler`)",
+        "nothing is left over that it would concern",
+        "residuals follow (`grad_scaler`)",
+        "test_engine.py::test_no_gradient_is_lost_when_the_scale_of_the_loss_grows",
+    ),
+    Difference(
+        "Sharded parameters (FSDP2)",
+        "not meant for them",
+        "refused by name",
+        "test_engine.py::test_a_sharded_model_is_refused_by_name",
+    ),
+    Difference(
+        "`torch.compile` of the whole model",
+        "DDP's optimizer splits it at its buckets",
+        "right, but nothing overlaps: `compile_blocks`",
+        "test_compiled.py::test_a_bucket_is_ready_when_its_block_is",
+    ),
+    Difference(
+        "A compiled backward (compiled autograd)",
+        "its hooks are traced",
+        "refused by name",
+        "test_compiled.py::test_a_compiled_backward_is_refused_by_name",
+    ),
+    Difference(
         "A model that is dropped",
         "its process group keeps threads",
         "engine, threads and buckets go with it",

@@ -350,6 +350,20 @@ def test_a_dropped_engine_does_not_linger():
     assert engine.step == 0
 
 
+def test_no_sync_counts_where_backward_runs():
+    model = small()
+    x = torch.ones(2, 6)
+    with parallelize(model, plan_for(model), transport=LocalTransport()) as engine:
+        loss = model(x).sum()
+        with engine.no_sync():
+            loss.backward()
+        assert engine.step == 0
+        with engine.no_sync():
+            loss = model(x).sum()
+        loss.backward()
+        assert engine.step == 1
+
+
 def test_a_gradient_that_was_kept_does_not_change():
     model = nn.Linear(1, 1, bias=False)
     plan = plan_for(model, buckets=(Bucket(tensors=("weight",)),))
