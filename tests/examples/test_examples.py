@@ -103,7 +103,8 @@ def write_plans(profiles, methods, folder):
             solver, compressor = method, None
             if method in FORCED:
                 solver, compressor = "optimal", method
-            settings = Settings(compressor=compressor, max_ratio=20)
+            options = {"density": 0.1} if compressor == "topk" else {}
+            settings = Settings(compressor=compressor, options=options, max_ratio=10)
             problem = make_problem(profile, slow_network(), settings)
             suffix = f"-{number}" if len(profiles) > 1 else ""
             solve(problem, solver).save(folder / f"{method}{suffix}.json")
