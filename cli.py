@@ -704,12 +704,15 @@ def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("-o", "--output")] = Path("demo-output"),
-    ranks: Annotated[int, typer.Option("--local-ranks", min=2)] = 4,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--local-ranks", min=2, help="[default: a core each, 2 to 4]"),
+    ] = None,
 ) -> None:
     """Run the whole loop on this machine: profile, network, plan, training."""
-    from comm_plan.demo import run
+    from comm_plan.demo import a_core_each, run
 
-    code = run(folder, ranks)
+    code = run(folder, ranks or a_core_each())
     if code:
         raise typer.Exit(code)
 

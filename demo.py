@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -26,6 +27,11 @@ NETWORK_SECONDS = 20
 TUNING_SECONDS = 100
 TUNING_SEEDS = 2
 LARGEST_NBYTES = 1024 * 1024
+
+
+def a_core_each() -> int:
+    """Return how many ranks have a core each here, 2 to 4: so it is on a cluster."""
+    return min(4, max(2, os.cpu_count() or 2))
 
 
 def run(folder: Path, ranks: int) -> int:
