@@ -420,20 +420,17 @@ def train(
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     check_writable(output)
     settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
-    chosen = Plan.load(plan)
-    if elastic is not None and place().world_size != chosen.world_size:
+    chosen = given = Plan.load(plan)
+    ranks = place().world_size
+    if elastic is not None and ranks != given.world_size:
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
-        before, chosen = (
-            chosen,
-            replan(chosen, *documents, place().world_size, settings),
-        )
+        chosen = replan(given, *documents, ranks, settings)
         if place().rank == 0:
             screen.say(
-                f"solved again for {chosen.world_size} ranks: the plan is for "
-                f"{before.world_size}"
+                f"solved again for {ranks} ranks: the plan is for {given.world_size}"
             )
     model = _load(workload, batch_size, seed)
-    check_plan(chosen, model.model, place().world_size)
+    check_plan(chosen, model.model, ranks)
     if place().rank == 0 and chosen.emulated_link != link:
         screen.say(
             f"the plan is for {chosen.emulated_link or 'a real network'}, this run is "

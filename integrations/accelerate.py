@@ -22,7 +22,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from comm_plan.errors import InputError
-from comm_plan.plans import Plan, load_plan
+from comm_plan.plans import Plan, as_plan
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
@@ -49,7 +49,7 @@ def use_plan(
     """
     if not plans:
         raise InputError("no plan is given: name one for each model")
-    loaded = [plan if isinstance(plan, Plan) else load_plan(plan) for plan in plans]
+    loaded = [as_plan(plan) for plan in plans]
     engines: dict[nn.Module, Engine] = {}
     prepare, pause = accelerator.prepare_model, accelerator.no_sync
 

@@ -35,6 +35,7 @@ from comm_plan.plans.plan import (
     Plan,
     PlannedModel,
     Predicted,
+    as_plan,
     load_plan,
 )
 from comm_plan.plans.profile import (
@@ -127,6 +128,7 @@ __all__ = [
     "Trial",
     "Tuning",
     "Vgc",
+    "as_plan",
     "check_writable",
     "fingerprint",
     "load_document",

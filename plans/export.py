@@ -17,8 +17,7 @@ DDP = '''"""PyTorch DDP that merges gradients as comm-plan's plan for {model} sa
     model = wrap(model)
 """
 
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
+{import_hooks}from torch.nn.parallel import DistributedDataParallel
 
 BUCKETS = {buckets}
 
@@ -32,7 +31,16 @@ def wrap(model, **options):
     wrapped = DistributedDataParallel(model, bucket_cap_mb_list=caps, **options)
 {hook}    return wrapped
 '''
-DDP_HOOK = "    wrapped.register_comm_hook(None, default_hooks.{kind}_compress_hook)\n"
+IMPORT_HOOKS = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+
+DDP_KINDS = ("dense", "fp16", "bf16")
+"""What DDP can do of the compressors."""
+
+
+def ddp_hook_name(kind: str) -> str:
+    """Return which of torch's communication hooks casts to ``kind``."""
+    return f"{kind}_compress_hook"
+
 
 HOROVOD = '''"""Horovod that merges gradients as comm-plan's plan for {model} says.
 
@@ -65,13 +73,18 @@ def to_ddp(plan: Plan) -> str:
     Raises:
         InputError: DDP cannot do what the plan says.
     """
-    kind = only_kind(plan, "DDP", ("dense", "fp16", "bf16"))
-    hook = "" if kind == "dense" else DDP_HOOK.format(kind=kind)
-    text = DDP.format(model=plan.model.name, buckets=_buckets(plan), hook=hook)
-    if not hook:
-        unused = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"
-        text = text.replace(f"{unused}\n", "")
-    return text
+    kind = only_kind(plan, "DDP", DDP_KINDS)
+    imported = hook = ""
+    if kind != "dense":
+        imported = IMPORT_HOOKS
+        name = f"default_hooks.{ddp_hook_name(kind)}"
+        hook = f"    wrapped.register_comm_hook(None, {name})\n"
+    return DDP.format(
+        model=plan.model.name,
+        buckets=_buckets(plan),
+        import_hooks=imported,
+        hook=hook,
+    )
 
 
 def to_horovod(plan: Plan) -> str:

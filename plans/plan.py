@@ -115,3 +115,12 @@ def load_plan(path: str) -> Plan:
         DocumentError: the file is missing or no valid plan.
     """
     return Plan.load(path)
+
+
+def as_plan(plan: Plan | str) -> Plan:
+    """Return ``plan``, or the one in the file at that path.
+
+    Raises:
+        DocumentError: the file is missing or no valid plan.
+    """
+    return plan if isinstance(plan, Plan) else load_plan(plan)

@@ -39,7 +39,6 @@ from comm_plan.plans import Profile, check_writable
 from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.assembly import assemble, check_parameters
-from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.handoff import handing_over, median_s
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.stopwatch import stopwatch
@@ -53,6 +52,7 @@ from comm_plan.profiler.timings import (
     Timings,
     timings_of,
 )
+from comm_plan.profiler.whole import with_costs
 from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.transports.base import Transport
@@ -140,20 +140,16 @@ class profile:
         of_ranks = self._ranks.gather_objects(own)
         lag_s = max(self._ranks.gather_objects(self._steps.lag_s))
         shortest = min(len(each.forward_s) for each in of_ranks)
-        self.profile = assemble(
+        profile = assemble(
             self._name,
             self._batch_size or self._steps.samples or 1,
             self._parameters,
             [_last(each, shortest) for each in of_ranks],
             lag_s=lag_s,
         )
-        costs = compression_costs(
-            self.profile.model.parameters,
-            kinds=self._compressors,
-            device=str(self._device),
-            transport=self._ranks,
+        self.profile = with_costs(
+            profile, self._compressors, self._ranks, str(self._device)
         )
-        self.profile = self.profile.model_copy(update={"compression": costs})
         if self._output is not None and self._ranks.rank == 0:
             self.profile.save(self._output)
 
@@ -292,12 +288,4 @@ class _Steps:
 
 def _last(timings: Timings, steps: int) -> Timings:
     """Return the last so many steps: ranks may have run more than others."""
-    return Timings(
-        forward_s=timings.forward_s[-steps:],
-        backward_s=timings.backward_s[-steps:],
-        update_s=timings.update_s[-steps:],
-        total_s=timings.total_s[-steps:],
-        host_backward_s=timings.host_backward_s[-steps:],
-        ready_s=timings.ready_s[-steps:],
-        orders=timings.orders[-steps:],
-    )
+    return Timings(**{name: of[-steps:] for name, of in vars(timings).items()})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from comm_plan.plans import Profile
 from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.measure import measure
-from comm_plan.profiler.timings import Measurable
+from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.transports.base import Transport
 
 Progress = Callable[[int, int, str], None]
@@ -45,11 +45,39 @@ def measure_all(
         transport=transport,
         progress=lambda done, total: progress(done, total, ITERATIONS),
     )
+    return with_costs(
+        profile,
+        kinds,
+        transport,
+        device,
+        lambda done, total: progress(done, total, "compressors"),
+    )
+
+
+def with_costs(
+    profile: Profile,
+    kinds: Sequence[str],
+    transport: Transport,
+    device: str,
+    progress: PassProgress | None = None,
+) -> Profile:
+    """Return ``profile`` with what compressors cost; a collective call.
+
+    Args:
+        profile: of the model.
+        kinds: which compressors to measure.
+        transport: the ranks.
+        device: where to measure them.
+        progress: called with the number of points done and of all.
+
+    Raises:
+        InputError: as :func:`compression_costs`.
+    """
     costs = compression_costs(
         profile.model.parameters,
         kinds=kinds,
         device=device,
         transport=transport,
-        progress=lambda done, total: progress(done, total, "compressors"),
+        progress=progress,
     )
     return profile.model_copy(update={"compression": costs})

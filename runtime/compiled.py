@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from comm_plan.plans import Plan, load_plan
+from comm_plan.plans import Plan, as_plan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan
 
@@ -35,7 +35,7 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
         DocumentError: the plan cannot be read.
         MismatchError: the plan is for another model.
     """
-    plan = plan if isinstance(plan, Plan) else load_plan(plan)
+    plan = as_plan(plan)
     check_plan(plan, model, plan.world_size)
     parameters = trainable(model)
     bucket_of = {

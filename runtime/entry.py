@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from torch import nn
 
-from comm_plan.plans import Plan, load_plan
+from comm_plan.plans import Plan, as_plan
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.step import OnNonFinite, SecondMoments
 from comm_plan.transports.base import Transport
@@ -64,8 +64,7 @@ def parallelize(
         InputError: as for :class:`Engine`.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
-    if not isinstance(plan, Plan):
-        plan = load_plan(plan)
+    plan = as_plan(plan)
     if process_group is not None:
         from comm_plan.transports.distributed import TorchTransport
 

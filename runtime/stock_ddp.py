@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from comm_plan.plans import Plan, load_plan
-from comm_plan.plans.export import only_kind
+from comm_plan.plans import Plan, as_plan
+from comm_plan.plans.export import DDP_KINDS, ddp_hook_name, only_kind
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import check_plan
 
@@ -22,13 +22,6 @@ MIB = 2**20
 
 Hook = Callable[..., Any]
 """What ``DistributedDataParallel.register_comm_hook`` takes."""
-
-HOOKS: dict[str, Hook | None] = {
-    "dense": None,
-    "fp16": default_hooks.fp16_compress_hook,
-    "bf16": default_hooks.bf16_compress_hook,
-}
-"""What DDP can do of the compressors, by kind."""
 
 
 def ddp_options(model: nn.Module, plan: Plan | str) -> dict[str, list[float]]:
@@ -71,10 +64,13 @@ def ddp_hook(plan: Plan | str) -> Hook | None:
         InputError: DDP cannot do what the plan says.
     """
     _, kind = _followable(plan)
-    return HOOKS[kind]
+    if kind == "dense":
+        return None
+    hook: Hook = getattr(default_hooks, ddp_hook_name(kind))
+    return hook
 
 
 def _followable(plan: Plan | str) -> tuple[Plan, str]:
     """Return the plan and the kind of all its buckets."""
-    plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    return plan, only_kind(plan, "DDP", tuple(HOOKS))
+    plan = as_plan(plan)
+    return plan, only_kind(plan, "DDP", DDP_KINDS)
