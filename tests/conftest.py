@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -58,3 +59,13 @@ def command(
 ) -> Command:
     """The command line in this process."""
     return Command(monkeypatch, capsys)
+
+
+@pytest.fixture
+def one_rank_group() -> Iterator[None]:
+    """Give torch.distributed a default process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -6,20 +6,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Bf16, Dense, Fp16, TopK
 from comm_plan.plans.export import to_ddp, to_horovod
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def exported(text, tmp_path):
@@ -34,7 +26,7 @@ def step(model):
     model(torch.ones(2, FEATURES)).sum().backward()
 
 
-def test_ddp_has_the_buckets_of_the_plan(one_rank, tmp_path):
+def test_ddp_has_the_buckets_of_the_plan(one_rank_group, tmp_path):
     model = net()
     plan = plan_for(model, 1, Dense(), per_bucket=1)
     wrapped = exported(to_ddp(plan), tmp_path)["wrap"](model)
@@ -54,7 +46,7 @@ def test_ddp_has_the_buckets_of_the_plan(one_rank, tmp_path):
     assert sent == [sum(numel[t] for t in bucket.tensors) for bucket in plan.buckets]
 
 
-def test_ddp_casts_as_the_plan_says(one_rank, tmp_path):
+def test_ddp_casts_as_the_plan_says(one_rank_group, tmp_path):
     model = net()
     wrapped = exported(to_ddp(plan_for(model, 1, Fp16())), tmp_path)["wrap"](model)
     step(wrapped)
@@ -62,7 +54,7 @@ def test_ddp_casts_as_the_plan_says(one_rank, tmp_path):
     assert torch.equal(weight, weight.half().float())
 
 
-def test_ddp_refuses_a_cast_that_its_backend_has_not(one_rank, tmp_path):
+def test_ddp_refuses_a_cast_that_its_backend_has_not(one_rank_group, tmp_path):
     wrap = exported(to_ddp(plan_for(net(), 1, Bf16())), tmp_path)["wrap"]
     with pytest.raises(TypeError, match="NCCL"):
         wrap(net())

@@ -4,7 +4,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -130,13 +129,9 @@ def test_a_model_without_parameters_is_refused():
         comm_plan.profile(nn.ReLU())
 
 
-def test_a_wrapped_model_is_refused():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(InputError, match="before it is wrapped"):
-            comm_plan.profile(DistributedDataParallel(Slow()))
-    finally:
-        dist.destroy_process_group()
+def test_a_wrapped_model_is_refused(one_rank_group):
+    with pytest.raises(InputError, match="before it is wrapped"):
+        comm_plan.profile(DistributedDataParallel(Slow()))
 
 
 def test_ranks_get_one_profile_of_the_slowest():

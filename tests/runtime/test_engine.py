@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -423,16 +422,12 @@ def test_an_unknown_way_with_inf_and_nan_is_refused():
         )
 
 
-def test_a_sharded_model_is_refused_by_name():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = small()
-        plan = plan_for(model)
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(InputError, match=r"parameter 0\.weight is sharded"):
-            parallelize(model, plan, transport=LocalTransport())
-    finally:
-        dist.destroy_process_group()
+def test_a_sharded_model_is_refused_by_name(one_rank_group):
+    model = small()
+    plan = plan_for(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(InputError, match=r"parameter 0\.weight is sharded"):
+        parallelize(model, plan, transport=LocalTransport())
 
 
 def test_a_compiled_model_has_the_names_of_the_model():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
@@ -177,19 +176,17 @@ def test_a_tensor_larger_than_the_pool_is_filled(fake_time):
     assert torch.equal(parameter.grad[-3:], parameter.grad[:3])
 
 
-def test_ddp_wraps_the_replay_and_sees_every_gradient_in_order(fake_time):
+def test_ddp_wraps_the_replay_and_sees_every_gradient_in_order(
+    fake_time, one_rank_group
+):
     profile = make_profile([(3,)] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(Replay(profile))
-        seen = watch(model.module, fake_time)
-        for _ in range(3):
-            seen.clear()
-            model().backward()
-            assert [name for name, _ in seen] == [t.name for t in profile.tensors]
-            model.zero_grad()
-    finally:
-        dist.destroy_process_group()
+    model = DistributedDataParallel(Replay(profile))
+    seen = watch(model.module, fake_time)
+    for _ in range(3):
+        seen.clear()
+        model().backward()
+        assert [name for name, _ in seen] == [t.name for t in profile.tensors]
+        model.zero_grad()
 
 
 def test_another_batch_size_than_the_recorded_one_is_refused(tmp_path):
