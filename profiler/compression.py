@@ -9,7 +9,8 @@ they compress at once and may share cores; the rank that needs longest counts.
 
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
-a bucket, which share a gradient and have each its own state and mean.
+a bucket, which share a gradient and have each its own state and mean. What is still
+missing of the training around it is added by ``in_place``.
 
 Methods whose message length depends on the data get thresholds at which normal
 gradients give the wanted density; their state is emptied before every repetition, so
@@ -39,14 +40,14 @@ SMALLEST_NUMEL = 2**10
 GROWTH = 8
 """Sizes grow by this factor; costs in between are interpolated."""
 
-BUCKET_NUMEL, MOST_TENSORS = 2**23, 64
+BUCKET_NUMEL, MOST_TENSORS = 2**21, 64
 """A point's tensors have together so many elements, if that many tensors suffice."""
 
 FURTHER = 4
 """So many messages more are decoded to see what each adds."""
 
-_REPETITIONS = 5
-_WARMUP = 2
+_REPETITIONS = 3
+_WARMUP = 1
 
 
 def compression_costs(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from comm_plan.plans import Profile
 from comm_plan.profiler.compression import compression_costs
+from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.measure import measure
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.transports.base import Transport
@@ -45,13 +46,20 @@ def measure_all(
         transport=transport,
         progress=lambda done, total: progress(done, total, ITERATIONS),
     )
-    return with_costs(
+    profile = with_costs(
         profile,
         kinds,
         transport,
         device,
         lambda done, total: progress(done, total, "compressors"),
     )
+    costs = in_place(
+        workload,
+        profile,
+        transport,
+        lambda done, total: progress(done, total, "compressors in place"),
+    )
+    return profile.model_copy(update={"compression": costs})
 
 
 def with_costs(

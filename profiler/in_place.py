@@ -1,0 +1,181 @@
+"""What compressors cost within the training: their costs, corrected in place.
+
+Beside a model a compressor finds its residuals cold, for all of the model has passed
+through the caches since it touched them, and it leaves the caches cold for the rest of
+backward. Buckets that are measured on their own show neither. So the workload's own
+iterations run under an engine of one rank, in which one bucket per dtype holds all
+gradients and nothing travels, in turn with iterations in which the engine rests. What
+backward takes longer, over the sum of ``compress_s`` of all tensors, is a factor on
+``compress_s``; what the communication thread takes, over the sum of ``encode_s`` and
+``decompress_s``, one on those. How costs grow with size and density stays as measured.
+
+Methods whose work depends on the values of gradients are left as they are: the
+thresholds they are measured with fit normal gradients, not the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from comm_plan.plans import (
+    Bucket,
+    CompressionCost,
+    Plan,
+    PlannedModel,
+    Profile,
+)
+from comm_plan.plans.compression import Dense, Spec, spec_class
+from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.profiler.timings import Measurable, PassProgress, Trial
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.timing import StepSeconds
+from comm_plan.transports.base import Transport
+from comm_plan.transports.local import LocalTransport
+
+Costs = dict[str, tuple[CompressionCost, ...]]
+
+ITERATIONS = 5
+"""Iterations under the engine, and as many while it rests; medians are taken."""
+
+
+def in_place(
+    workload: Measurable,
+    profile: Profile,
+    transport: Transport,
+    progress: PassProgress | None = None,
+) -> Costs:
+    """Return the ``compression`` of ``profile`` as it is within the training.
+
+    A collective call; the iterations train the model.
+
+    Args:
+        workload: what was profiled.
+        profile: with the costs of compressors on their own.
+        transport: the ranks, which all compress at once.
+        progress: called with the number of methods done and of all.
+    """
+    trial = Trial(workload, transport.device, transport.rank, transport.world_size)
+    costs = dict(profile.compression)
+    kinds = [kind for kind in costs if _works_alike_on_all(spec_class(kind))]
+    for done, kind in enumerate(kinds, start=1):
+        middle = _middle(costs[kind])
+        spec = spec_class(kind).at_density(middle[0].density)
+        transport.barrier()
+        own = _factors(trial, workload, profile, spec, middle)
+        of_ranks = transport.gather_objects(own)
+        costs[kind] = _scaled(costs[kind], *np.mean(of_ranks, axis=0).tolist())
+        if progress is not None:
+            progress(done, len(kinds))
+    return costs
+
+
+def _works_alike_on_all(spec: type[Spec]) -> bool:
+    """Return whether the work depends on sizes and densities alone."""
+    return not (spec.variable_length or spec.needs_second_moments)
+
+
+def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
+    """Return those of the density in the middle, by size."""
+    densities = sorted({cost.density for cost in costs})
+    wanted = densities[len(densities) // 2]
+    alike = [cost for cost in costs if cost.density == wanted]
+    return sorted(alike, key=lambda cost: cost.numel)
+
+
+def _factors(
+    trial: Trial,
+    workload: Measurable,
+    profile: Profile,
+    spec: Spec,
+    costs: Sequence[CompressionCost],
+) -> tuple[float, float]:
+    """Return the factors on what delays backward and on what occupies the thread."""
+    buckets = _buckets(profile, spec)
+    resting, working = _seconds(trial, workload, buckets)
+    delay_s = (working[1] - working[0]) - resting
+    _, start, finish = working[2:].reshape(3, len(buckets))
+    thread_s = float(np.sum(finish - start))
+    numels = [t.numel for t in profile.tensors if t.dtype in spec.dtypes]
+    sizes = [cost.numel for cost in costs]
+
+    def in_all(seconds: Sequence[float]) -> float:
+        return float(np.sum(np.interp(numels, sizes, seconds)))
+
+    return (
+        _factor(delay_s, in_all([cost.compress_s for cost in costs])),
+        _factor(thread_s, in_all([cost.codec_s(1) for cost in costs])),
+    )
+
+
+def _factor(in_place_s: float, alone_s: float) -> float:
+    """Return how many times as long it takes; 1 where that cannot be said."""
+    return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
+
+
+def _buckets(profile: Profile, spec: Spec) -> tuple[Bucket, ...]:
+    """Return a bucket of all tensors that ``spec`` takes, and one per other dtype."""
+    names: dict[str, list[str]] = {}
+    for tensor in profile.tensors:
+        names.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(
+        Bucket(
+            tensors=tuple(members),
+            compressor=spec if dtype in spec.dtypes else Dense(),
+            collective=spec.default_collective()
+            if dtype in spec.dtypes
+            else Dense.default_collective(),
+        )
+        for dtype, members in names.items()
+    )
+
+
+def _seconds(
+    trial: Trial, workload: Measurable, buckets: tuple[Bucket, ...]
+) -> tuple[float, StepSeconds]:
+    """Return what backward takes from its first gradient to its last, and a step.
+
+    The first while the engine rests; the second are the moments of a step under it.
+    """
+    plan = Plan(
+        solver="single",
+        model=PlannedModel(
+            name=workload.name, fingerprint=model_fingerprint(workload.model)
+        ),
+        world_size=1,
+        backend=LocalTransport.backend,
+        buckets=buckets,
+    )
+    device = next(workload.model.parameters()).device
+    resting: list[float] = []
+    working: list[StepSeconds] = []
+    with Engine(
+        workload.model, plan, LocalTransport(device), find_unused_parameters=True
+    ) as engine:
+        for _ in range(1 + ITERATIONS):
+            with engine.no_sync():
+                ready_s = trial.run(1, 0).ready_s
+            resting.append(float(np.nanmax(ready_s) - np.nanmin(ready_s)))
+            trial.run(1, 0)
+            assert engine.last_moments is not None
+            moments = engine.last_moments.seconds()
+            assert moments is not None
+            working.append(moments)
+    return float(np.median(resting[1:])), np.median(np.stack(working[1:]), axis=0)
+
+
+def _scaled(
+    costs: Sequence[CompressionCost], compress: float, codec: float
+) -> tuple[CompressionCost, ...]:
+    return tuple(
+        cost.model_copy(
+            update={
+                "compress_s": cost.compress_s * compress,
+                "encode_s": cost.encode_s * codec,
+                "decompress_s": cost.decompress_s * codec,
+                "another_s": None if cost.another_s is None else cost.another_s * codec,
+            }
+        )
+        for cost in costs
+    )

@@ -1,0 +1,70 @@
+"""Costs in place: their sum over the model is what the training showed."""
+
+import numpy as np
+import pytest
+
+from comm_plan.plans.compression import KINDS, spec_class
+from comm_plan.profiler import in_place as module
+from comm_plan.profiler import measure
+from comm_plan.profiler.in_place import in_place
+from comm_plan.profiler.whole import with_costs
+from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads import load
+
+DELAY_S, THREAD_S, RESTING_S = 0.25, 0.5, 0.125
+
+
+@pytest.fixture(scope="module")
+def digits():
+    workload = load("digits")
+    profile = measure(workload, iterations=20)
+    return workload, with_costs(profile, ["dense", "topk"], LocalTransport(), "cpu")
+
+
+def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
+    digits, monkeypatch
+):
+    workload, profile = digits
+    begin_s, ready_s = 1.0, 2.0
+    end_s = begin_s + RESTING_S + DELAY_S
+    step = np.array([begin_s, end_s, ready_s, ready_s, ready_s + THREAD_S])
+    monkeypatch.setattr(module, "_seconds", lambda *_: (RESTING_S, step))
+    costs = in_place(workload, profile, LocalTransport())["topk"]
+    middle = [cost for cost in costs if cost.density == 0.01]
+    sizes = [cost.numel for cost in middle]
+    numels = [tensor.numel for tensor in profile.tensors]
+    compress_s = np.interp(numels, sizes, [c.compress_s for c in middle])
+    codec_s = np.interp(numels, sizes, [c.codec_s(1) for c in middle])
+    assert compress_s.sum() == pytest.approx(DELAY_S)
+    assert codec_s.sum() == pytest.approx(THREAD_S)
+
+
+def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
+    workload, profile = digits
+    nothing = np.array([1.0, 1.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(module, "_seconds", lambda *_: (RESTING_S, nothing))
+    assert in_place(workload, profile, LocalTransport()) == profile.compression
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_and_densities_stay_and_methods_that_depend_on_data_are_left(
+    kind, digits
+):
+    workload, profile = digits
+    alone = with_costs(profile, [kind], LocalTransport(), "cpu")
+    costs = in_place(workload, alone, LocalTransport())[kind]
+    before = alone.compression[kind]
+    assert [(c.numel, c.density) for c in costs] == [
+        (c.numel, c.density) for c in before
+    ]
+    spec = spec_class(kind)
+    if spec.variable_length or spec.needs_second_moments:
+        assert costs == before
+    else:
+        assert all(c.compress_s > 0 and c.decompress_s > 0 for c in costs)
+
+
+def test_the_model_is_left_without_an_engine(digits):
+    workload, profile = digits
+    in_place(workload, profile, LocalTransport())
+    assert not any(p._post_accumulate_grad_hooks for p in workload.model.parameters())
