@@ -81,7 +81,7 @@ def by_loss(
     merged = f"the best dense plan, {control.name}: {_against(control, trials[0])}"
     if control.name == trials[0].name:
         merged = "merging alone gains nothing"
-    runs = f"median of {seeds} seeds"
+    runs = "1 seed" if seeds == 1 else f"median of {seeds} seeds"
     if not speed_ups:
         return control, f"no lossy plan was worth trying; {merged}"
     most = max(speed_ups.values())

@@ -221,18 +221,18 @@ class _Session:
             return
         lossy = self._worth_judging(trials, control)
         judged = [control, *lossy] if lossy else []
-        steps = self._steps_by_loss(judged)
-        for seed in range(self._options.seed, self._options.seed + self._options.seeds):
-            for trial in judged:
-                if steps.get(trial.name, 0) >= FEWEST_STEPS:
-                    self._train(trial.name, steps[trial.name], seed)
+        for number in range(self._options.seeds if judged else 0):
+            steps = self._steps_by_loss(judged, self._options.seeds - number)
+            if any(each < FEWEST_STEPS for each in steps.values()):
+                break
+            for name, each in steps.items():
+                self._train(name, each, self._options.seed + number)
         runs = {t.name: self._curves[t.name] for t in lossy if self._curves[t.name]}
-        if lossy and not runs:
+        seeds = len(self._curves[control.name])
+        if lossy and seeds < self._options.seeds:
             self.complete = False
         speed_ups = loss.judge(self._curves[control.name], runs) if runs else {}
-        winner, text = advice.by_loss(
-            self._tried(), control, speed_ups, self._options.seeds
-        )
+        winner, text = advice.by_loss(self._tried(), control, speed_ups, seeds)
         if lossy and not runs:
             text = f"--budget is too short to judge lossy plans by loss; {text}"
         self._verdict = (winner.name, text)
@@ -357,11 +357,15 @@ class _Session:
         )
         self._curves[name].append(loss.curve(seed, block.seconds, block.losses))
 
-    def _steps_by_loss(self, judged: Sequence[Trial]) -> Mapping[str, int]:
-        """Return how long each plan may train: all for the same seconds."""
-        if not judged:
-            return {}
-        each_s = self._left_s() / self._options.seeds / len(judged) - START_S
+    def _steps_by_loss(self, judged: Sequence[Trial], seeds: int) -> Mapping[str, int]:
+        """Return how long each plan may train: all for the same seconds.
+
+        Args:
+            judged: the plans.
+            seeds: for how many seeds what is left of the budget must do. What the
+                seeds before took is known by now.
+        """
+        each_s = self._left_s() / seeds / len(judged) - START_S
         return {t.name: int(each_s / (t.measured_s or np.inf)) for t in judged}
 
     def _left_s(self) -> float:
