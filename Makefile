@@ -58,6 +58,8 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
 	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
 	$(BIN)/python -m comm_plan.benchmarks.deaths
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload digits
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload char-lm
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 			--rate $$rate --workload $$workload || exit 1; done; done

@@ -1,0 +1,221 @@
+"""Seconds until a training is good enough: stock DDP, its hooks, and our plans.
+
+On emulated hosts at each rate: ``profile``, ``benchmark-network``, ``solve`` and
+``tune`` with the real commands, then every variant trains until it has reached the
+goal, for several seeds, within one run a rate::
+
+    python -m comm_plan.benchmarks.time_to_accuracy --rates 100mbit 1gbit none
+
+Stock DDP has the buckets that suit it best: the fastest of a sweep counts. Writes a
+table (Markdown), the figures (JSON) and a picture to ``benchmarks/results``. Needs root
+on Linux. The ranks share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.commands import (
+    comm_plan,
+    hosts_parser,
+    module,
+    require_hosts,
+    run_all,
+    solve,
+)
+from comm_plan.benchmarks.hosts import EmulatedHosts
+from comm_plan.benchmarks.pictures import bars
+from comm_plan.benchmarks.predictions_on_hosts import UNLIMITED
+from comm_plan.benchmarks.time_to_accuracy_rounds import Outcome, Variant
+
+CAPS_MB = (0.1, 1.0, 25.0)
+"""Bucket sizes of stock DDP; 25 is its default."""
+
+HOOKS = ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
+COLLECTIVES = "allreduce,allgather,gtopk"
+OURS = {
+    "optimal": ("--solver", "optimal"),
+    "lags": ("--solver", "lags"),
+    "auto": ("--solver", "auto"),
+    "powersgd": ("--compressor", "powersgd"),
+}
+TUNED = "tuned"
+LARGEST_NBYTES = 4 * 2**20
+TUNING_S = 120
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and when it is good enough.
+
+    Attributes:
+        goal: value of its metric.
+        every: steps between two evaluations.
+        most_steps: of a training.
+    """
+
+    goal: float
+    every: int
+    most_steps: int
+
+
+TASKS = {
+    "digits": Task(goal=0.98, every=11, most_steps=660),
+    "char-lm": Task(goal=2.2, every=20, most_steps=800),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant over all seeds.
+
+    Attributes:
+        name: of the variant.
+        seconds: median until good enough; None: most trainings never got there.
+        fastest: of the seeds.
+        slowest: of the seeds.
+        steps: median.
+        iteration_s: mean seconds of a step.
+        reached: how many trainings got there.
+    """
+
+    name: str
+    seconds: float | None
+    fastest: float
+    slowest: float
+    steps: float
+    iteration_s: float
+    reached: int
+
+
+def variants(folder: Path, hosts: EmulatedHosts, workload: str) -> dict[str, Variant]:
+    """Measure, solve and tune on ``hosts``; return everything to train."""
+    profile, network = folder / "profile.json", folder / "network.json"
+    sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", 30)
+    run_all(hosts, comm_plan("profile", workload, "-o", profile))
+    run_all(hosts, comm_plan("benchmark-network", "-o", network,
+                             "--collectives", COLLECTIVES, *sizes))  # fmt: skip
+    found = {f"DDP, {cap:g} MB": Variant(cap_mb=cap) for cap in CAPS_MB}
+    found |= {f"DDP, {hook} hook": Variant(hook=hook) for hook in HOOKS}
+    for name, options in OURS.items():
+        found[name] = Variant(plan=str(solve(folder, name, *options)))
+    tuning = folder / "tuning"
+    run_all(hosts, comm_plan("tune", workload, "-o", tuning, "--objective", "loss",
+                             "--profile", profile, "--network", network,
+                             "--budget", TUNING_S))  # fmt: skip
+    found[TUNED] = Variant(plan=str(tuning / "plan.json"))
+    return found
+
+
+def trained(
+    rate: str, arguments: argparse.Namespace, folder: Path
+) -> tuple[list[Outcome], str]:
+    """Return what came of all trainings at ``rate``, and what ``tune`` advised."""
+    task = TASKS[arguments.workload]
+    limit = None if rate == UNLIMITED else rate
+    with EmulatedHosts(arguments.hosts, limit) as hosts:
+        chosen = variants(folder, hosts, arguments.workload)
+        listed = folder / "variants.json"
+        listed.write_text(json.dumps({n: asdict(v) for n, v in chosen.items()}))
+        output = folder / "outcomes.json"
+        program = module(
+            "comm_plan.benchmarks.time_to_accuracy_rounds", arguments.workload,
+            listed, output, "--goal", task.goal, "--every", task.every,
+            "--most-steps", task.most_steps, "--seeds", arguments.seeds,
+        )  # fmt: skip
+        run_all(hosts, program, timeout_s=3600)
+    advice = json.loads((folder / "tuning" / "tuning.json").read_text())["advice"]
+    return [Outcome(**fields) for fields in json.loads(output.read_text())], advice
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Return a row for each variant, the fastest first."""
+    found = []
+    for name in dict.fromkeys(outcome.variant for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.variant == name]
+        seconds = [o.seconds if o.reached else float("inf") for o in own]
+        middle = median(seconds)
+        found.append(
+            Row(
+                name=name,
+                seconds=None if middle == float("inf") else middle,
+                fastest=min(seconds),
+                slowest=max(seconds),
+                steps=median(o.steps for o in own),
+                iteration_s=sum(o.seconds for o in own) / sum(o.steps for o in own),
+                reached=sum(o.reached for o in own),
+            )
+        )
+    return sorted(found, key=lambda row: row.seconds or float("inf"))
+
+
+def best_ddp(found: Sequence[Row]) -> Row:
+    """Return stock DDP with the buckets that suit it best, without a hook."""
+    plain = {f"DDP, {cap:g} MB" for cap in CAPS_MB}
+    return next(row for row in found if row.name in plain)
+
+
+def table(found: Sequence[Row]) -> str:
+    """Return the rows as Markdown; the last column is the best plain DDP over each."""
+    reference = best_ddp(found).seconds
+    lines: list[list[object]] = [
+        [
+            row.name,
+            None if row.seconds is None else f"{row.seconds:.2f} s",
+            f"{row.fastest:.2f} to {row.slowest:.2f} s",
+            f"{row.steps:g}",
+            f"{1e3 * row.iteration_s:.1f} ms",
+            None
+            if row.seconds is None or reference is None
+            else f"{reference / row.seconds:.2f}",
+        ]
+        for row in found
+    ]
+    head = ["variant", "good enough after", "seeds", "steps", "a step", "DDP / it"]
+    return tables.markdown(head, lines)
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = hosts_parser(__doc__, rounds=1, budget_s=30)
+    parser.add_argument("--workload", choices=tuple(TASKS), default="digits")
+    parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", UNLIMITED])
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    require_hosts()
+    task = TASKS[arguments.workload]
+    found: dict[str, list[Row]] = {}
+    advice: dict[str, str] = {}
+    figures: dict[str, list[Mapping[str, object]]] = {}
+    for rate in arguments.rates:
+        with tempfile.TemporaryDirectory() as temporary:
+            outcomes, advice[rate] = trained(rate, arguments, Path(temporary))
+        found[rate] = rows(outcomes)
+        figures[rate] = [asdict(outcome) for outcome in outcomes]
+    title = f"{arguments.workload}, {arguments.hosts} hosts, until {task.goal:g}"
+    parts = [f"# Time to accuracy: {title}"]
+    for rate, of_rate in found.items():
+        parts += [f"## {rate}", table(of_rate), f"`tune` said: {advice[rate]}."]
+    parts.append(
+        f"Medians of {arguments.seeds} seeds; seconds of the iterations, the mean of "
+        f"the ranks; evaluated every {task.every} steps, which is not counted."
+    )
+    name = f"time-to-accuracy-{arguments.workload}"
+    print(tables.save(name, parts, {"outcomes": figures}))
+    picture = {
+        rate: {row.name: row.seconds for row in of_rate}
+        for rate, of_rate in found.items()
+    }
+    png = bars(picture, title, f"seconds until {task.goal:g}", highlighted="DDP")
+    (tables.RESULTS / f"{name}.png").write_bytes(png)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A rank of :mod:`time_to_accuracy`: trains every variant until it is good enough.
+
+The variants of a seed follow one another, in one order and for the next seed in the
+other. Each starts from the same parameters and takes the same batches. Seconds are
+those of the iterations, the mean of the ranks; evaluations are not counted. Rank 0
+writes a list of :class:`Outcome` as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from comm_plan.plans import Plan
+from comm_plan.runtime import randomness
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.iteration import iterate
+from comm_plan.transports.base import Transport
+from comm_plan.transports.connect import connect
+from comm_plan.workloads import load
+from comm_plan.workloads.base import Workload, endless
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a training averages its gradients.
+
+    Attributes:
+        plan: path of the plan of the engine; None: stock DDP.
+        cap_mb: DDP's ``bucket_cap_mb``.
+        hook: DDP's communication hook: ``fp16``, ``powersgd RANK`` or none.
+    """
+
+    plan: str | None = None
+    cap_mb: float = 25.0
+    hook: str | None = None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a training is good enough.
+
+    Attributes:
+        value: of the workload's metric; a loss must fall to it, another rise.
+        every: steps between two evaluations.
+        most_steps: a training that takes more has failed.
+    """
+
+    value: float
+    every: int
+    most_steps: int
+
+    def reached(self, metric: str, value: float) -> bool:
+        """Return whether ``value`` is good enough."""
+        return value <= self.value if metric == "loss" else value >= self.value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One training.
+
+    Attributes:
+        variant: its name.
+        seed: of the data.
+        steps: taken.
+        seconds: of all these steps.
+        value: of the metric at the end.
+        reached: whether that is good enough.
+    """
+
+    variant: str
+    seed: int
+    steps: int
+    seconds: float
+    value: float
+    reached: bool
+
+
+@contextmanager
+def averaging(
+    variant: Variant, workload: Workload, transport: Transport, seed: int
+) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+    """Lend the model and the optimizer of a training by ``variant``."""
+    model = workload.model.train()
+    optimizer = workload.optimizer(model.parameters())
+    if variant.plan is not None:
+        plan = Plan.load(variant.plan)
+        with Engine(model, plan, transport, seed=seed, gradient_as_bucket_view=True):
+            yield model, optimizer
+        return
+    ddp = DistributedDataParallel(
+        model, bucket_cap_mb=variant.cap_mb, gradient_as_bucket_view=True
+    )
+    match (variant.hook or "").split():
+        case ["fp16"]:
+            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        case ["powersgd", rank]:
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=int(rank), start_powerSGD_iter=2
+            )
+            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    yield ddp, optimizer
+
+
+def train(
+    name: str, variant: Variant, goal: Goal, seed: int, of: str, transport: Transport
+) -> Outcome:
+    """Train ``of`` from the start until ``goal`` is reached; every rank calls this."""
+    workload = load(of)
+    randomness.seed_all(seed * transport.world_size + transport.rank)
+    batches = endless(workload.batches, transport.rank, transport.world_size, seed)
+    own_s: list[float] = []
+    metric, value, reached = "", float("nan"), False
+    with averaging(variant, workload, transport, seed) as (model, optimizer):
+        while not reached and len(own_s) < goal.most_steps:
+            for batch in itertools.islice(batches, goal.every):
+                own_s.append(iterate(workload, model, optimizer, batch)[1])
+            if transport.rank == 0:
+                measured = workload.evaluate(workload.model)
+                assert measured is not None
+                metric, value = measured
+                reached = goal.reached(metric, value)
+            reached = transport.broadcast_object(reached)
+    seconds = float(np.mean(transport.gather_objects(own_s), axis=0).sum())
+    return Outcome(name, seed, len(own_s), seconds, value, reached)
+
+
+def main() -> None:
+    """Run as one rank."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workload")
+    parser.add_argument("variants", type=Path, help="JSON: by name, Variant's fields")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--goal", type=float, required=True)
+    parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--most-steps", type=int, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    read = json.loads(arguments.variants.read_text())
+    variants = {name: Variant(**fields) for name, fields in read.items()}
+    goal = Goal(arguments.goal, arguments.every, arguments.most_steps)
+    outcomes: list[Outcome] = []
+    with connect("gloo") as transport:
+        for seed in range(arguments.seeds):
+            names = list(variants)
+            for name in reversed(names) if seed % 2 else names:
+                variant = variants[name]
+                of = arguments.workload
+                outcomes.append(train(name, variant, goal, seed, of, transport))
+        if transport.rank == 0:
+            written = [asdict(outcome) for outcome in outcomes]
+            arguments.output.write_text(json.dumps(written))
+
+
+if __name__ == "__main__":
+    main()
