@@ -1,10 +1,10 @@
 """Predicted against measured for every solver and method, on emulated hosts.
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
-each solver and each method that ``auto`` may use, then all of them and stock DDP on the
-workload, in turns within one run. ``--rate none`` leaves the links unlimited. Needs
-root on Linux. Writes a table (Markdown) and the figures (JSON) to
-``benchmarks/results``.
+each solver and each method that ``auto`` may use, the plan that ``tune`` chooses, then
+all of them and stock DDP on the workload, in turns within one run. ``--rate none``
+leaves the links unlimited. Needs root on Linux. Writes a table (Markdown) and the
+figures (JSON) to ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -33,7 +33,7 @@ from comm_plan.benchmarks.commands import (
 )
 from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.benchmarks.prediction_rounds import moments
-from comm_plan.plans import Plan, Profile
+from comm_plan.plans import Plan, Profile, Tuning
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
@@ -41,6 +41,7 @@ KINDS = "dense,fp16,qsgd,terngrad,topk"
 COLLECTIVES = "allreduce,allgather,gtopk"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
+TUNED = "tuned"
 
 
 def workload(name: str, folder: Path) -> str:
@@ -93,6 +94,12 @@ def run(
         plans = {s: solve(folder, s, "--solver", s, *ranks) for s in SOLVERS}
         for method in METHODS:
             plans[method] = solve(folder, method, "--compressor", method, *ranks)
+        if not arguments.network_hosts:
+            run_all(hosts, comm_plan("tune", name, "-o", folder / TUNED,
+                                     "--profile", folder / "profile.json",
+                                     "--network", folder / "network.json",
+                                     "--budget", arguments.tuning))  # fmt: skip
+            plans[TUNED] = folder / TUNED / "plan.json"
         output = folder / "seconds.json"
         pairs = [f"{each}={path}" for each, path in plans.items()]
         rounds = ("--rounds", arguments.rounds, "--iterations", arguments.iterations)
@@ -102,6 +109,23 @@ def run(
     return plans, json.loads(output.read_text())
 
 
+def tuning_advice(path: Path) -> str | None:
+    """Return what the tuning said whose document is at ``path``, if there is one."""
+    return Tuning.load(path).advice if path.exists() else None
+
+
+def tuned_sentence(rows: list[tables.Line], advice: str | None) -> str:
+    """Return how the tuned plan compares with the best of all, "" without a tuning."""
+    if advice is None:
+        return ""
+    best = rows[0]
+    tuned_s = next(row.measured_s for row in rows if row.name == TUNED)
+    return (
+        f"- The tuned plan takes {tuned_s / best.measured_s - 1:.1%} longer than the "
+        f"fastest of all, {best.name}. `tune` said: {advice}.\n"
+    )
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = hosts_parser(__doc__, rounds=2, budget_s=40)
@@ -109,6 +133,7 @@ def main() -> None:
     parser.add_argument(
         "--network-hosts", type=int, help="extrapolate a network of so many hosts"
     )
+    parser.add_argument("--tuning", type=float, default=120, help="budget of tune")
     arguments = parser.parse_args()
     require_hosts()
     with tempfile.TemporaryDirectory() as temporary:
@@ -118,6 +143,7 @@ def main() -> None:
         profile = Profile.load(folder / "profile.json")
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
+        advice = tuning_advice(folder / TUNED / "tuning.json")
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
     size = f"{arguments.hosts}x{arguments.rate}"
@@ -130,6 +156,7 @@ def main() -> None:
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
+        f"{tuned_sentence(rows, advice)}"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "
