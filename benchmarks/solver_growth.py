@@ -18,6 +18,7 @@ import numpy as np
 from comm_plan.planner import BASELINES, SOLVERS, make_problem, solve
 from comm_plan.plans import (
     CollectiveCost,
+    CompressionCost,
     Device,
     Fit,
     Model,
@@ -27,12 +28,18 @@ from comm_plan.plans import (
     Segment,
     TensorTiming,
 )
+from comm_plan.plans.compression import spec_class
 
 SIZES = (10, 100, 1000, 10_000, 100_000)
 BACKWARD_S = 0.2
 MODEL_NBYTES = 4 * 100_000_000
 ALPHA_S, BETA_S_PER_BYTE = 9.08e-4, 7.4e-10  # published, 10GbE, 16 workers
 RUNS = 3
+COMPRESSORS = ("fp16", "qsgd", "terngrad", "topk")
+CHOOSING = ("lags", "auto")
+"""Solvers that choose how each tensor is compressed: 8 options and dense."""
+
+MOST_CHOOSING = 1000
 
 
 def random_profile(tensors: int) -> Profile:
@@ -93,6 +100,47 @@ def _network(allreduce: CollectiveCost) -> Network:
     return Network(backend="gloo", world_size=16, collectives={"allreduce": allreduce})
 
 
+def slow_network() -> Network:
+    """Return a network ten times slower, with the collectives of all methods."""
+
+    def line(alpha_s: float, beta_s_per_byte: float) -> CollectiveCost:
+        segment = Segment(
+            from_nbytes=0, alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte
+        )
+        return CollectiveCost(fit=Fit(segments=(segment,)))
+
+    beta_s_per_byte = 10 * BETA_S_PER_BYTE
+    return Network(
+        backend="gloo",
+        world_size=16,
+        collectives={
+            "allreduce": line(ALPHA_S, beta_s_per_byte),
+            "allgather": line(ALPHA_S / 2, beta_s_per_byte / 2),
+            "gtopk": line(ALPHA_S / 2, beta_s_per_byte / 2),
+        },
+    )
+
+
+def with_compressors(profile: Profile) -> Profile:
+    """Return ``profile`` with what the methods cost on a processor, roughly."""
+
+    def cost(numel: int, density: float) -> CompressionCost:
+        each_s = 1e-5 + 3e-11 * numel
+        return CompressionCost(
+            numel=numel, density=density, compress_s=each_s, decompress_s=each_s / 2
+        )
+
+    compression = {
+        kind: tuple(
+            cost(numel, density)
+            for density in ((0.1, 0.01, 0.001) if spec_class(kind).sparse else (1.0,))
+            for numel in (2**10, 2**17, 2**24)
+        )
+        for kind in COMPRESSORS
+    }
+    return profile.model_copy(update={"compression": compression})
+
+
 def fastest_s(work: Callable[[], object]) -> float:
     """Return the fastest of ``RUNS`` runs."""
     times = []
@@ -123,6 +171,12 @@ def main() -> None:
             times.append(time.perf_counter() - start)
             cells = "".join(f"{seconds:12.4f}" for seconds in times)
             print(f"{cost:10}{size:9d}" + cells)
+    print(f"\n{'cost':10}{'tensors':>9}" + "".join(f"{c:>12}" for c in CHOOSING))
+    for size in (size for size in sizes if size <= MOST_CHOOSING):
+        problem = make_problem(with_compressors(random_profile(size)), slow_network())
+        times = [fastest_s(partial(solve, problem, name)) for name in CHOOSING]
+        cells = "".join(f"{seconds:12.4f}" for seconds in times)
+        print(f"{'affine':10}{size:9d}" + cells)
 
 
 if __name__ == "__main__":
