@@ -16,26 +16,46 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     closing,
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar
 
 import typer
 
 from comm_plan import __version__, screen
-from comm_plan.collectives.registry import ALGORITHMS, COLLECTIVES
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import CommPlanError, InputError
+from comm_plan.options import (
+    OPTIMAL,
+    AlgorithmOption,
+    Backend,
+    Compressor,
+    DenseLayers,
+    ExportTarget,
+    Json,
+    LinkSpeed,
+    MaxRatio,
+    NetworkArgument,
+    ProfileArgument,
+    Ranks,
+    SolverName,
+    Tolerance,
+    Training,
+    WorkloadArgument,
+    WorkloadOptions,
+    WorldSize,
+    grouped,
+)
 from comm_plan.planner.solvers import BASELINES, SOLVERS
-from comm_plan.plans.compression import KINDS, METHODS
-from comm_plan.plans.export import EXPORTS
-from comm_plan.transports.backends import BACKENDS
+from comm_plan.plans.compression import KINDS
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
@@ -47,32 +67,6 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-
-_make_enum: Callable[..., object] = Enum
-
-
-def _choices(name: str, values: Iterable[str]) -> type[Enum]:
-    """Return what ``--help`` lists and everything else is refused for."""
-    return cast("type[Enum]", _make_enum(name, ((v, v) for v in values), type=str))
-
-
-if TYPE_CHECKING:
-    Algorithm: TypeAlias = Enum
-    Backend: TypeAlias = Enum
-    Compressor: TypeAlias = Enum
-    Device: TypeAlias = Enum
-    ExportTarget: TypeAlias = Enum
-    SolverName: TypeAlias = Enum
-else:
-    Algorithm = _choices("Algorithm", ALGORITHMS)
-    Backend = _choices("Backend", BACKENDS)
-    Compressor = _choices("Compressor", METHODS)
-    Device = _choices("Device", ("cpu", "cuda"))
-    ExportTarget = _choices("ExportTarget", EXPORTS)
-    SolverName = _choices("SolverName", SOLVERS)
-
-OPTIMAL = SolverName("optimal")
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -80,67 +74,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Plan and tune the communication of distributed deep learning.",
 )
-
-WorkloadArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="WORKLOAD",
-        help="A built-in name, package.module:function, path/file.py:function, or "
-        "replay:profile.json.",
-    ),
-]
-ProfileArgument = Annotated[Path, typer.Argument(metavar="PROFILE")]
-NetworkArgument = Annotated[Path, typer.Argument(metavar="NETWORK")]
-LocalRanks = Annotated[
-    int | None,
-    typer.Option("--local-ranks", min=1, help="Start so many ranks on this host."),
-]
-BackendOption = Annotated[
-    Backend | None,
-    typer.Option("--backend", help="[default: nccl with CUDA, else gloo]"),
-]
-DeviceOption = Annotated[
-    Device | None, typer.Option("--device", help="[default: cuda with nccl, else cpu]")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]
-WorldSize = Annotated[
-    int | None,
-    typer.Option(min=1, help="Ranks to plan for. [default: as measured]"),
-]
-LinkSpeed = Annotated[
-    float | None,
-    typer.Option(
-        "--link-gbits", min=1e-6, help="A rank's link, for the lower bound, Gbit/s."
-    ),
-]
-DenseLayers = Annotated[
-    str | None,
-    typer.Option(help="Never compress these: comma-separated patterns of names."),
-]
-AlgorithmOption = Annotated[
-    Algorithm | None,
-    typer.Option(
-        help="Closed form of collectives, to carry costs to other numbers of ranks."
-    ),
-]
-Tolerance = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        help="How much slower than the fastest a plan may be to send or compress less.",
-    ),
-]
-EmulateLink = Annotated[
-    str | None,
-    typer.Option(
-        "--emulate-link",
-        metavar="RATE[:LATENCY]",
-        help="Hold collectives of one host's ranks back to a link such as 100mbit.",
-    ),
-]
-MaxRatio = Annotated[
-    float, typer.Option(min=1, help="Upper bound on numel / k for sparse methods.")
-]
 
 
 @app.callback()
@@ -158,37 +91,35 @@ def _options(
 
 
 @app.command()
+@grouped
 def profile(
+    *,
     context: typer.Context,
     workload: WorkloadArgument,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
-    device: DeviceOption = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    changes: WorkloadOptions,
     iterations: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Timed; at least 20. [default: 30, more if they are short]"
+            min=1, help="Timed; at least 20. Default: 30, more if they are short."
         ),
     ] = None,
     compressors: Annotated[
         str, typer.Option(help="Cost them on the device: all, none, or names.")
     ] = "all",
-    backend: BackendOption = None,
-    local_ranks: LocalRanks = None,
-    emulate_link: EmulateLink = None,
+    ranks: Ranks,
     json: Json = False,
 ) -> None:
     """Measure when each gradient is ready, and what compressors cost."""
-    link = _link(emulate_link)
-    _start_ranks(context, local_ranks, backend)
+    _start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import measure_all
 
     check_writable(output)
-    model = _load(workload, batch_size)
+    model = _load(workload, changes)
     kinds = _kinds(compressors)
     with (
-        _connect(backend, device, link=link) as transport,
+        _connect(ranks) as transport,
         screen.progress() as progress,
     ):
         measured = measure_all(
@@ -202,12 +133,14 @@ def profile(
 
 
 @app.command()
+@grouped
 def benchmark_network(
+    *,
     context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("network.json"),
-    backend: BackendOption = None,
+    ranks: Ranks,
     collectives: Annotated[
-        str | None, typer.Option(help="Comma-separated. [default: all]")
+        str | None, typer.Option(help="Comma-separated. Default: all.")
     ] = None,
     max_nbytes: Annotated[
         int, typer.Option("--max-bytes", min=4, help="Largest message.")
@@ -215,8 +148,6 @@ def benchmark_network(
     budget_s: Annotated[
         float, typer.Option("--budget", min=0, help="About so many seconds in all.")
     ] = 90.0,
-    device: DeviceOption = None,
-    local_ranks: LocalRanks = None,
     imported: Annotated[
         list[Path] | None,
         typer.Option("--import", help="Read nccl-tests or OSU output instead."),
@@ -224,7 +155,6 @@ def benchmark_network(
     world_size: Annotated[
         int | None, typer.Option(min=2, help="Ranks of the imported files.")
     ] = None,
-    emulate_link: EmulateLink = None,
     json: Json = False,
 ) -> None:
     """Measure what collectives cost on this cluster, and fit it."""
@@ -233,12 +163,11 @@ def benchmark_network(
     if imported:
         from comm_plan.commbench.importing import load
 
-        measured = load(imported, world_size=world_size, backend=_value(backend))
+        measured = load(imported, world_size=world_size, backend=_value(ranks.backend))
     else:
-        link = _link(emulate_link)
-        _start_ranks(context, local_ranks, backend)
+        _start_ranks(context, ranks)
         check_writable(output)
-        with _connect(backend, device, link=link) as transport:
+        with _connect(ranks) as transport:
             measured = _sweep(transport, collectives, max_nbytes, budget_s)
     _finish(measured, output, json)
 
@@ -293,6 +222,7 @@ def solve(
     from comm_plan.planner.threshold import caps
     from comm_plan.plans import Network, Profile, check_writable
     from comm_plan.plans.document import write_atomically
+    from comm_plan.plans.export import EXPORTS
     from comm_plan.report.solvers import solver_table
 
     check_writable(output)
@@ -332,22 +262,18 @@ def solve(
 
 
 @app.command()
+@grouped
 def train(
+    *,
     context: typer.Context,
     workload: WorkloadArgument,
     plan: Annotated[Path, typer.Option("--plan", help="What solve wrote.")],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The run record.")
     ] = Path("run.json"),
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=0, help="Stop after so many.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: int = 0,
-    backend: BackendOption = None,
-    device: DeviceOption = None,
-    local_ranks: LocalRanks = None,
+    changes: WorkloadOptions,
+    training: Training,
+    ranks: Ranks,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints.")
     ] = None,
@@ -384,7 +310,6 @@ def train(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds a collective may take.")
     ] = 300.0,
-    emulate_link: EmulateLink = None,
     adapt: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -407,8 +332,8 @@ def train(
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
-    link = _link(emulate_link)
-    _start_ranks(context, local_ranks, backend or _planned_backend(plan))
+    ranks = _as_planned(ranks, plan)
+    _start_ranks(context, ranks)
     from comm_plan.planner import Settings, replan
     from comm_plan.plans import Network, Plan, Profile, check_writable
     from comm_plan.runtime.agreement import check_plan
@@ -421,25 +346,26 @@ def train(
     check_writable(output)
     settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
     chosen = given = Plan.load(plan)
-    ranks = place().world_size
-    if elastic is not None and ranks != given.world_size:
+    here = place()
+    if elastic is not None and here.world_size != given.world_size:
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
-        chosen = replan(given, *documents, ranks, settings)
-        if place().rank == 0:
+        chosen = replan(given, *documents, here.world_size, settings)
+        if here.rank == 0:
             screen.say(
-                f"solved again for {ranks} ranks: the plan is for {given.world_size}"
+                f"solved again for {here.world_size} ranks: the plan is for "
+                f"{given.world_size}"
             )
-    model = _load(workload, batch_size, seed)
-    check_plan(chosen, model.model, ranks)
-    if place().rank == 0 and chosen.emulated_link != link:
+    model = _load(workload, changes, training.seed)
+    check_plan(chosen, model.model, here.world_size)
+    link = _link(ranks)
+    if here.rank == 0 and chosen.emulated_link != link:
         screen.say(
             f"the plan is for {chosen.emulated_link or 'a real network'}, this run is "
             f"on {link or 'a real network'}"
         )
-    total = steps if epochs is None else None
-    engine_name = backend or Backend(chosen.backend)
+    total = training.steps if training.epochs is None else None
     with (
-        _connect(engine_name, device, timeout_s, link) as transport,
+        _connect(ranks, timeout_s) as transport,
         screen.training_progress(total) as show,
     ):
         watchers = [show]
@@ -465,9 +391,9 @@ def train(
             chosen,
             transport,
             Options(
-                epochs=epochs,
-                steps=steps,
-                seed=seed,
+                epochs=training.epochs,
+                steps=training.steps,
+                seed=training.seed,
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
@@ -483,30 +409,25 @@ def train(
 
 
 @app.command()
+@grouped
 def compare(
+    *,
     context: typer.Context,
     workload: WorkloadArgument,
     plans: Annotated[list[Path], typer.Argument(metavar="PLAN...")],
     folder: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for the run records.")
     ] = Path(),
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many of each.")
-    ] = None,
     target: Annotated[
         float | None, typer.Option(help="Also show the time to this accuracy or loss.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: int = 0,
-    backend: BackendOption = None,
-    device: DeviceOption = None,
-    local_ranks: LocalRanks = None,
-    emulate_link: EmulateLink = None,
+    changes: WorkloadOptions,
+    training: Training,
+    ranks: Ranks,
 ) -> None:
     """Train by several plans at once, an epoch of each in turn: was it worth it?"""
-    link = _link(emulate_link)
-    _start_ranks(context, local_ranks, backend or _planned_backend(plans[0]))
+    ranks = _as_planned(ranks, plans[0])
+    _start_ranks(context, ranks)
     from comm_plan.plans import Plan, check_writable
     from comm_plan.plans.document import make_folder
     from comm_plan.report.comparison import comparison
@@ -521,17 +442,22 @@ def compare(
     for output in outputs:
         check_writable(output)
     chosen = [Plan.load(plan) for plan in plans]
-    model = _load(workload, batch_size, seed)
-    engine_name = backend or Backend(chosen[0].backend)
+    model = _load(workload, changes, training.seed)
     with (
-        _connect(engine_name, device, link=link) as transport,
+        _connect(ranks) as transport,
         screen.progress() as progress,
     ):
 
         def watch(event: Event, engine: Engine) -> None:
-            progress(event.step, steps, f"{engine.plan.solver}, loss {event.loss:.4f}")
+            what = f"{engine.plan.solver}, loss {event.loss:.4f}"
+            progress(event.step, training.steps, what)
 
-        options = Options(epochs=epochs, steps=steps, seed=seed, watcher=watch)
+        options = Options(
+            epochs=training.epochs,
+            steps=training.steps,
+            seed=training.seed,
+            watcher=watch,
+        )
         records = train_side_by_side(model, chosen, transport, options)
     if place().rank == 0:
         for output, record in zip(outputs, records, strict=True):
@@ -541,7 +467,9 @@ def compare(
 
 
 @app.command()
+@grouped
 def tune(
+    *,
     context: typer.Context,
     workload: WorkloadArgument,
     folder: Annotated[
@@ -555,7 +483,7 @@ def tune(
         typer.Option(help="Shortest iterations, or the loss that falls fastest."),
     ] = "time",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    changes: WorkloadOptions,
     seed: int = 0,
     profile: Annotated[
         Path | None, typer.Option(help="Do not measure: what profile wrote.")
@@ -572,15 +500,11 @@ def tune(
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = 1000.0,
     tolerance: Tolerance = 0.01,
-    backend: BackendOption = None,
-    device: DeviceOption = None,
-    local_ranks: LocalRanks = None,
-    emulate_link: EmulateLink = None,
+    ranks: Ranks,
     json: Json = False,
 ) -> None:
     """Try the plans that could be best on your own model; say which to run."""
-    link = _link(emulate_link)
-    _start_ranks(context, local_ranks, backend)
+    _start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
     from comm_plan.plans.document import make_folder
@@ -588,9 +512,9 @@ def tune(
     from comm_plan.tuner.tune import tune as run
 
     make_folder(folder)
-    model = _load(workload, batch_size, seed)
+    model = _load(workload, changes, seed)
     with (
-        _connect(backend, device, link=link) as transport,
+        _connect(ranks) as transport,
         screen.progress() as progress,
     ):
         tuned = run(
@@ -667,7 +591,7 @@ def report(
             "-o",
             "--output",
             help="report.html, a page of all there is; or only timelines: .png, or "
-            ".json (Perfetto). [default: timelines in the terminal]",
+            ".json (Perfetto). Default: timelines in the terminal.",
         ),
     ] = None,
     solvers: Annotated[
@@ -703,7 +627,7 @@ def demo(
     folder: Annotated[Path, typer.Option("-o", "--output")] = Path("demo-output"),
     ranks: Annotated[
         int | None,
-        typer.Option("--local-ranks", min=2, help="[default: a core each, 2 to 4]"),
+        typer.Option("--local-ranks", min=2, help="Default: a core each, 2 to 4."),
     ] = None,
 ) -> None:
     """Run the whole loop on this machine: profile, network, plan, training."""
@@ -764,38 +688,36 @@ def _explain(error: BaseException) -> None:
     sys.stderr.flush()
 
 
-def _start_ranks(
-    context: typer.Context, local_ranks: int | None, backend: Backend | None
-) -> None:
-    """Run this same command on ``local_ranks`` ranks instead, and exit.
+def _start_ranks(context: typer.Context, ranks: Ranks) -> None:
+    """Run this same command on ``ranks.local_ranks`` ranks instead, and exit.
 
     The ranks get the same words; their environment says that they are started.
     """
     from comm_plan.transports.launch import STARTED, run_local
 
-    if local_ranks is None or local_ranks == 1 or STARTED in os.environ:
+    _link(ranks)  # what is wrong with it is said once, by none of the ranks
+    if ranks.local_ranks in (None, 1) or STARTED in os.environ:
         return
     if place().launcher != "none":
         raise InputError(
             f"--local-ranks under {place().launcher}: leave one of the two out"
         )
     command = [sys.executable, "-m", "comm_plan.cli", *context.obj]
-    code = run_local(command, local_ranks, _value(backend) or "gloo")
+    code = run_local(command, ranks.local_ranks, _value(ranks.backend) or "gloo")
     raise typer.Exit(code)
 
 
 @contextmanager
-def _connect(
-    backend: Backend | None,
-    device: Device | None,
-    timeout_s: float = 300.0,
-    link: EmulatedLink | None = None,
-) -> Iterator[Transport]:
-    """Join the run that the launcher's environment describes, behind ``link``."""
+def _connect(ranks: Ranks, timeout_s: float = 300.0) -> Iterator[Transport]:
+    """Join the run that the launcher's environment describes."""
     from comm_plan.transports.connect import connect
 
+    link = _link(ranks)
     with connect(
-        _value(backend), device=_value(device), timeout_s=timeout_s, report=_explain
+        _value(ranks.backend),
+        device=_value(ranks.device),
+        timeout_s=timeout_s,
+        report=_explain,
     ) as transport:
         if link is None:
             yield transport
@@ -805,12 +727,12 @@ def _connect(
             yield emulate(transport, link)
 
 
-def _load(workload: str, batch_size: int | None, seed: int = 0) -> Workload:
-    """Return the workload that is meant, with its own batch size unless told one."""
+def _load(workload: str, changes: WorkloadOptions, seed: int = 0) -> Workload:
+    """Return the workload that is meant, its own in all that nobody changes."""
     from comm_plan.workloads import load
 
-    sizes = {} if batch_size is None else {"batch_size": batch_size}
-    return load(workload, seed=seed, **sizes)
+    given = {name: value for name, value in vars(changes).items() if value is not None}
+    return load(workload, seed=seed, **given)
 
 
 def _sweep(
@@ -828,13 +750,14 @@ def _sweep(
         )
 
 
-def _planned_backend(plan: Path) -> Backend:
+def _as_planned(ranks: Ranks, plan: Path) -> Ranks:
+    """Return ``ranks`` on the backend of ``plan``, unless they were given another."""
     from comm_plan.plans import Plan
     from comm_plan.transports.backends import find_backend
 
-    name = Plan.load(plan).backend
-    find_backend(name)
-    return Backend(name)
+    planned = Plan.load(plan).backend
+    find_backend(planned)
+    return replace(ranks, backend=ranks.backend or Backend(planned))
 
 
 def _finish(document: Document, output: Path, json: bool) -> None:
@@ -851,9 +774,10 @@ def _finish(document: Document, output: Path, json: bool) -> None:
     screen.say(f"wrote {output}")
 
 
-def _link(text: str | None) -> EmulatedLink | None:
+def _link(ranks: Ranks) -> EmulatedLink | None:
     from comm_plan.plans.link import EmulatedLink
 
+    text = ranks.emulate_link
     return None if text is None else EmulatedLink.parse(text)
 
 
