@@ -44,6 +44,7 @@ from comm_plan.options import (
     LinkSpeed,
     MaxRatio,
     NetworkArgument,
+    OptimizerChanges,
     ProfileArgument,
     Ranks,
     SolverName,
@@ -61,6 +62,7 @@ from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 if TYPE_CHECKING:
     from comm_plan.plans import Document, EmulatedLink, Network
     from comm_plan.runtime.engine import Engine
+    from comm_plan.runtime.learning_rate import LearningRate
     from comm_plan.runtime.trainer import Event
     from comm_plan.transports.base import Transport
     from comm_plan.workloads import Workload
@@ -98,6 +100,7 @@ def profile(
     workload: WorkloadArgument,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
     changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
     iterations: Annotated[
         int | None,
         typer.Option(
@@ -116,7 +119,7 @@ def profile(
     from comm_plan.profiler import measure_all
 
     check_writable(output)
-    model = _load(workload, changes)
+    model = _load(workload, changes, optimizer)
     kinds = _kinds(compressors)
     with (
         _connect(ranks) as transport,
@@ -272,6 +275,7 @@ def train(
         Path, typer.Option("-o", "--output", help="The run record.")
     ] = Path("run.json"),
     changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
     training: Training,
     ranks: Ranks,
     checkpoint: Annotated[
@@ -355,7 +359,7 @@ def train(
                 f"solved again for {here.world_size} ranks: the plan is for "
                 f"{given.world_size}"
             )
-    model = _load(workload, changes, training.seed)
+    model = _load(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, here.world_size)
     link = _link(ranks)
     if here.rank == 0 and chosen.emulated_link != link:
@@ -394,6 +398,7 @@ def train(
                 epochs=training.epochs,
                 steps=training.steps,
                 seed=training.seed,
+                learning_rate=_learning_rate(training),
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
@@ -422,6 +427,7 @@ def compare(
         float | None, typer.Option(help="Also show the time to this accuracy or loss.")
     ] = None,
     changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
     training: Training,
     ranks: Ranks,
 ) -> None:
@@ -442,7 +448,7 @@ def compare(
     for output in outputs:
         check_writable(output)
     chosen = [Plan.load(plan) for plan in plans]
-    model = _load(workload, changes, training.seed)
+    model = _load(workload, changes, optimizer, training.seed)
     with (
         _connect(ranks) as transport,
         screen.progress() as progress,
@@ -456,6 +462,7 @@ def compare(
             epochs=training.epochs,
             steps=training.steps,
             seed=training.seed,
+            learning_rate=_learning_rate(training),
             watcher=watch,
         )
         records = train_side_by_side(model, chosen, transport, options)
@@ -484,6 +491,7 @@ def tune(
     ] = "time",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
     changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
     seed: int = 0,
     profile: Annotated[
         Path | None, typer.Option(help="Do not measure: what profile wrote.")
@@ -512,7 +520,7 @@ def tune(
     from comm_plan.tuner.tune import tune as run
 
     make_folder(folder)
-    model = _load(workload, changes, seed)
+    model = _load(workload, changes, optimizer, seed)
     with (
         _connect(ranks) as transport,
         screen.progress() as progress,
@@ -727,12 +735,25 @@ def _connect(ranks: Ranks, timeout_s: float = 300.0) -> Iterator[Transport]:
             yield emulate(transport, link)
 
 
-def _load(workload: str, changes: WorkloadOptions, seed: int = 0) -> Workload:
+def _load(
+    workload: str,
+    changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
+    seed: int = 0,
+) -> Workload:
     """Return the workload that is meant, its own in all that nobody changes."""
     from comm_plan.workloads import load
+    from comm_plan.workloads.optimizer import OptimizerOptions, with_optimizer
 
     given = {name: value for name, value in vars(changes).items() if value is not None}
-    return load(workload, seed=seed, **given)
+    other = {**vars(optimizer), "optimizer": _value(optimizer.optimizer)}
+    return with_optimizer(load(workload, seed=seed, **given), OptimizerOptions(**other))
+
+
+def _learning_rate(training: Training) -> LearningRate:
+    from comm_plan.runtime.learning_rate import LearningRate
+
+    return LearningRate.parse(training.lr_schedule, training.lr_warmup)
 
 
 def _sweep(

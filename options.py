@@ -1,14 +1,14 @@
 """The options that several verbs share: each listed once, with its help.
 
-A verb takes those that belong together as one value: a parameter of a frozen dataclass
-below, which :func:`grouped` turns into an option for each field.
+A verb takes those that belong together as one value, a :class:`Group`, which
+:func:`grouped` turns into an option for each field.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    ClassVar,
     TypeAlias,
     TypeVar,
     cast,
@@ -29,6 +30,7 @@ from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.export import EXPORTS
 from comm_plan.transports.backends import BACKENDS
+from comm_plan.workloads.optimizer import OPTIMIZERS
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     Compressor: TypeAlias = Enum
     Device: TypeAlias = Enum
     ExportTarget: TypeAlias = Enum
+    Optimizer: TypeAlias = Enum
     SolverName: TypeAlias = Enum
 else:
     Algorithm = _choices("Algorithm", ALGORITHMS)
@@ -53,6 +56,7 @@ else:
     Compressor = _choices("Compressor", METHODS)
     Device = _choices("Device", ("cpu", "cuda"))
     ExportTarget = _choices("ExportTarget", EXPORTS)
+    Optimizer = _choices("Optimizer", OPTIMIZERS)
     SolverName = _choices("SolverName", SOLVERS)
 
 OPTIMAL = SolverName("optimal")
@@ -100,9 +104,17 @@ MaxRatio = Annotated[
 ]
 
 
+class Group:
+    """Base of the groups; ``panel`` is where ``--help`` lists their options."""
+
+    panel: ClassVar[str]
+
+
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(Group):
     """Which ranks run a verb, and how they talk to each other."""
+
+    panel = "Ranks"
 
     backend: Annotated[
         Backend | None,
@@ -127,8 +139,10 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class WorkloadOptions:
+class WorkloadOptions(Group):
     """How a workload differs from what its name alone means."""
+
+    panel = "Workload"
 
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a rank's batch.")
@@ -136,8 +150,31 @@ class WorkloadOptions:
 
 
 @dataclass(frozen=True)
-class Training:
-    """How long to train, and from which random numbers."""
+class OptimizerChanges(Group):
+    """How its optimizer differs from the workload's own."""
+
+    panel = "Optimizer"
+
+    optimizer: Annotated[
+        Optimizer | None, typer.Option(help="Default: the workload's, as all below.")
+    ] = None
+    lr: Annotated[float | None, typer.Option("--lr", min=0, help="Learning rate.")] = (
+        None
+    )
+    momentum: Annotated[
+        float | None, typer.Option("--momentum", min=0, max=1, help="Of SGD.")
+    ] = None
+    nesterov: Annotated[
+        bool | None, typer.Option("--nesterov/--no-nesterov", help="Of SGD.")
+    ] = None
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay", min=0)] = None
+
+
+@dataclass(frozen=True)
+class Training(Group):
+    """How long to train, at which rates, and from which random numbers."""
+
+    panel = "Training"
 
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Default: the workload's.")
@@ -146,21 +183,33 @@ class Training:
     seed: Annotated[
         int, typer.Option(help="Of parameters, data order and compressors.")
     ] = 0
+    lr_schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="DECAY",
+            help="constant, step:80,120[:0.1], every:25[:0.5] (epochs[:factor]), "
+            "cosine, or poly[:0.5].",
+        ),
+    ] = "constant"
+    lr_warmup: Annotated[
+        float,
+        typer.Option(min=0, help="Epochs in which the learning rate rises from 0."),
+    ] = 0.0
 
 
 def grouped(verb: Verb) -> Verb:
-    """Give a verb an option for each field of its parameters that are dataclasses."""
+    """Give a verb an option for each field of its parameters that are groups."""
     hints = get_type_hints(verb, include_extras=True)
     groups = {
         name: hint
         for name, hint in hints.items()
-        if isinstance(hint, type) and is_dataclass(hint)
+        if isinstance(hint, type) and issubclass(hint, Group)
     }
 
     @wraps(verb)
     def command(**values: Any) -> None:
         for name, group in groups.items():
-            own = {field.name: values.pop(field.name) for field in fields(group)}
+            own = {option.name: values.pop(option.name) for option in _options(group)}
             values[name] = group(**own)
         verb(**values)
 
@@ -173,18 +222,23 @@ def grouped(verb: Verb) -> Verb:
             else [parameter.replace(annotation=hints[name])]
         )
     ]
-    by_keyword = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in parameters
-    ]
-    command.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-    command.__annotations__ = {option.name: option.annotation for option in by_keyword}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in parameters}
     return cast(Verb, command)
 
 
-def _options(group: type) -> list[inspect.Parameter]:
-    """Return the fields of ``group`` as parameters of a function."""
+def _options(group: type[Group]) -> list[inspect.Parameter]:
+    """Return the fields of ``group`` as keyword parameters of a function."""
     hints = get_type_hints(group, include_extras=True)
+    for name in inspect.signature(group).parameters:
+        (option,) = hints[name].__metadata__
+        option.rich_help_panel = group.panel
     return [
-        parameter.replace(annotation=hints[name])
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=parameter.default,
+            annotation=hints[name],
+        )
         for name, parameter in inspect.signature(group).parameters.items()
     ]

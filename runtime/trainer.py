@@ -12,7 +12,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.checkpoint import Checkpoints, Position
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
 from comm_plan.runtime.record import Recorder
 from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
@@ -78,6 +79,7 @@ class Options:
         elastic: the same if there is one, even if files of ranks were lost.
         on_nonfinite: see :class:`Engine`.
         find_unused_parameters: see :class:`Engine`.
+        learning_rate: how it changes over the run.
         density_warmup: densities of the first epochs for sparse methods.
         watcher: is called after each step.
         on_engine: is lent the engine for the length of the run.
@@ -92,6 +94,7 @@ class Options:
     elastic: bool = False
     on_nonfinite: OnNonFinite = "stop"
     find_unused_parameters: bool = False
+    learning_rate: LearningRate = UNCHANGED
     density_warmup: Sequence[float] = ()
     watcher: Watcher = watch_nothing
     on_engine: OnEngine = leave_alone
@@ -155,6 +158,7 @@ class Run:
         self.model = model
         self.optimizer = optimizer
         self.engine = engine
+        self.base_rates = [group["lr"] for group in optimizer.param_groups]
         self.position = Position()
         self.epoch_random = randomness.states()
         self.checkpoints = (
@@ -236,10 +240,36 @@ class Run:
         return batches
 
     def _step(self, batch: Any) -> tuple[float, float]:
+        if self.options.learning_rate != UNCHANGED:
+            self._set_learning_rate()
         result = iterate(self.workload, self.model, self.optimizer, batch)
         done = self.position
         self.position = replace(done, step=done.step + 1, batch=done.batch + 1)
         return result
+
+    def _set_learning_rate(self) -> None:
+        """Set the optimizer's rates for the step that comes."""
+        done, step_epochs = self.position, 1 / self.epoch_steps
+        factor = self.options.learning_rate.factor(
+            done.epoch + done.batch * step_epochs, self._end(), step_epochs
+        )
+        for group, rate in zip(
+            self.optimizer.param_groups, self.base_rates, strict=True
+        ):
+            group["lr"] = rate * factor
+
+    @cached_property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch."""
+        with randomness.kept():
+            return self.workload.steps_of_epoch(self.transport.world_size)
+
+    def _end(self) -> float:
+        """Return how many epochs the whole run has, with a fraction."""
+        steps, epochs = self.options.steps, self.options.epochs
+        if steps is None:
+            return epochs or self.workload.epochs
+        return min(steps / self.epoch_steps, epochs or math.inf)
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
         self.recorder.add_step(loss, seconds)

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from comm_plan.options import grouped
+from comm_plan.options import Group, grouped
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Group):
+    panel = "Size"
     width: Annotated[int, typer.Option("-w", "--width", min=1)] = 2
-    name: str | None = None
+    name: Annotated[str | None, typer.Option()] = None
 
 
 def test_a_group_of_options_reaches_the_verb_as_one_value():
@@ -27,4 +28,5 @@ def test_a_group_of_options_reaches_the_verb_as_one_value():
     assert run(app, ["a"]).exit_code == 0
     assert run(app, ["b", "--loud", "--name", "n", "-w", "3"]).exit_code == 0
     assert run(app, ["c", "-w", "0"]).exit_code == 2
+    assert "─ Size ─" in run(app, ["--help"]).output
     assert seen == [("a", False, Size()), ("b", True, Size(3, "n"))]

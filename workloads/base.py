@@ -56,6 +56,8 @@ class Workload:
         evaluate: ``evaluate(model)`` returns a metric's name and its value on held-out
             data, such as ``("accuracy", 0.98)``, or None where there are none.
         epochs: how many to train unless told otherwise.
+        epoch_steps: ``epoch_steps(world_size)`` returns how many batches a rank gets in
+            an epoch; None: whoever must know it counts them.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Workload:
     loss: Loss
     evaluate: Evaluate = no_evaluation
     epochs: int = 1
+    epoch_steps: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         """Check what a caller can get wrong.
@@ -79,3 +82,9 @@ class Workload:
                     f"workload {self.name} has {field} {getattr(self, field)}: "
                     "give 1 or more"
                 )
+
+    def steps_of_epoch(self, world_size: int) -> int:
+        """Return how many batches a rank gets in an epoch; count them if need be."""
+        if self.epoch_steps is None:
+            return sum(1 for _ in self.batches(0, world_size, 0, 0))
+        return self.epoch_steps(world_size)

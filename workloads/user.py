@@ -34,7 +34,7 @@ Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ def from_parts(name: str, parts: Any) -> Workload:
         batch_size=batch_size,
         batches=batches,
         loss=_own_loss(name) if loss is None else _loss(name, loss),
+        epoch_steps=_epoch_steps(data, batch_size),
     )
 
 
@@ -112,6 +113,14 @@ def _resharded(name: str, loader: DataLoader[Any]) -> tuple[Batches, int]:
         )
 
     return batches, batch_size
+
+
+def _epoch_steps(data: Any, batch_size: int) -> Callable[[int], int] | None:
+    """Return the steps of an epoch where to count them is to load every sample."""
+    if not isinstance(data, DataLoader):
+        return None
+    samples = len(data.dataset)  # type: ignore[arg-type]
+    return lambda world_size: samples // (world_size * batch_size)
 
 
 def _dealt(data: Sequence[Any]) -> Batches:

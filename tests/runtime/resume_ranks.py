@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
     BATCH,
@@ -84,7 +85,10 @@ def run(make, method, options, world_size):
 def outcome(make, method, folder):
     """Return what the module's docstring says of one scenario."""
     size = dist.get_world_size()
-    options = Options(steps=STEPS, seed=7, density_warmup=WARMUP)
+    schedule = LearningRate.parse("cosine", warmup_epochs=len(WARMUP))
+    options = Options(
+        steps=STEPS, seed=7, density_warmup=WARMUP, learning_rate=schedule
+    )
     whole = run(make, method, options, size)
     saving = replace(options, checkpoint=folder / "a", checkpoint_every=EVERY)
     try:

@@ -52,7 +52,7 @@ def test_every_method_is_covered():
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", [*METHODS, "random data", "adam"])
 def test_resuming_gives_bitwise_the_uninterrupted_parameters(scenario):
-    """Killed within an epoch: with dropout, momentum and a density warm-up."""
+    """Killed within an epoch: with dropout, momentum, warm-up and decay of the rate."""
     uninterrupted, resumed, forgetful, steps_after = outcomes()[scenario]
     assert resumed == uninterrupted
     assert steps_after == 7, "nothing was skipped"
