@@ -147,6 +147,17 @@ class WorkloadOptions(Group):
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a rank's batch.")
     ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the data set. Default: random data."),
+    ] = None
+    augment: Annotated[
+        bool | None,
+        typer.Option(
+            "--augment/--no-augment",
+            help="Shift and mirror images at random. Default: the workload's.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,10 @@ class OptimizerChanges(Group):
         bool | None, typer.Option("--nesterov/--no-nesterov", help="Of SGD.")
     ] = None
     weight_decay: Annotated[float | None, typer.Option("--weight-decay", min=0)] = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option("--clip-norm", min=0, help="Largest norm of the mean gradient."),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Evaluation(Value):
 
     step: int
     epoch: int
-    metric: str  # "accuracy" or "loss"
+    metric: str  # such as "accuracy"
     value: float
 
 

@@ -12,21 +12,23 @@ from comm_plan import units
 from comm_plan.plans import RunRecord
 from comm_plan.report.run import prediction_error
 
+FALLING = ("loss", "perplexity")
+"""Metrics that are better the lower they are."""
+
 
 def seconds_to(record: RunRecord, metric: str, value: float) -> float | None:
     """Return after how many seconds of training ``metric`` was first ``value``.
 
-    A ``loss`` has to come down to it, anything else up to it. Only iterations count,
-    and what was evaluated: mostly the ends of epochs.
+    What is in FALLING has to come down to it, anything else up to it. Only iterations
+    count, and what was evaluated: mostly the ends of epochs.
 
     Returns:
         None if it never was.
     """
     elapsed_s = [0.0, *accumulate(record.iterations_s)]
     for evaluation in record.evaluations:
-        reached = (
-            evaluation.value <= value if metric == "loss" else evaluation.value >= value
-        )
+        now = evaluation.value
+        reached = now <= value if metric in FALLING else now >= value
         if evaluation.metric == metric and reached:
             return elapsed_s[evaluation.step]
     return None

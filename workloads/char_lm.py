@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Workload
-from comm_plan.workloads.data import cross_entropy, evaluating, shards
+from comm_plan.workloads.data import cross_entropy, mean_loss, shards
 
 TEXT_NBYTES = 256 * 1024
 VOCABULARY = 128  # ASCII; whatever is not becomes a question mark
@@ -106,12 +106,7 @@ def char_lm(*, batch_size: int = 16) -> Workload:
     )
 
     def evaluate(model: nn.Module) -> tuple[str, float]:
-        total = 0.0
-        with evaluating(model):
-            for rows in held_out.split(EVALUATION_BATCH):
-                loss = cross_entropy(model, (rows[:, :-1], rows[:, 1:]))
-                total += loss.item() * len(rows)
-        return "loss", total / len(held_out)
+        return "loss", mean_loss(model, held_out, EVALUATION_BATCH)
 
     return Workload(
         name="char-lm",

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from comm_plan.errors import WorkloadError
-from comm_plan.workloads.base import Batches
+from comm_plan.workloads.base import Batches, Evaluate, no_evaluation
 
 RANDOM_BATCHES = 50
 """Batches in an epoch of random data."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a workload's samples come from: what it takes by these names."""
+
+    batches: Batches
+    evaluate: Evaluate = no_evaluation
 
 
 def random_stream(seed: int, index: int) -> torch.Generator:
@@ -63,20 +72,23 @@ def shards(*tensors: torch.Tensor, batch_size: int) -> Batches:
     return batches
 
 
-def random_images(batch_size: int, size: int, classes: int) -> Batches:
+def random_images(
+    batch_size: int, size: int, classes: int, channels: int = 3
+) -> Batches:
     """Return ``batches`` of one random batch, repeated: images and their labels.
 
     Repeating it keeps the making of random numbers out of the iteration time.
 
     Args:
         batch_size: samples in a batch.
-        size: an image is [3, size, size].
+        size: an image is [channels, size, size].
         classes: labels are below this number.
+        channels: colours.
     """
 
     def batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[Any]:
         generator = random_stream(seed, rank)
-        shape = (batch_size, 3, size, size)
+        shape = (batch_size, channels, size, size)
         images = torch.randn(shape, generator=generator)
         labels = torch.randint(classes, (batch_size,), generator=generator)
         for _ in range(RANDOM_BATCHES):
@@ -107,3 +119,19 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
     inputs, labels = (part.to(device_of(model)) for part in batch)
     logits = model(inputs)
     return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def mean_loss(model: nn.Module, windows: torch.Tensor, batch_size: int) -> float:
+    """Return the mean cross-entropy, in nats, of each token behind those before it.
+
+    Args:
+        model: a language model, which is left in the mode it is in.
+        windows: tokens [windows, T + 1].
+        batch_size: how many of them to judge at once.
+    """
+    total = 0.0
+    with evaluating(model):
+        for rows in windows.split(batch_size):
+            loss = cross_entropy(model, (rows[:, :-1], rows[:, 1:]))
+            total += loss.item() * len(rows)
+    return total / len(windows)

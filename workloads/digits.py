@@ -13,15 +13,12 @@ from torch import nn
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Workload
-from comm_plan.workloads.data import (
-    cross_entropy,
-    device_of,
-    evaluating,
-    random_stream,
-    shards,
-)
+from comm_plan.workloads.data import cross_entropy, random_stream
+from comm_plan.workloads.files import Labelled
+from comm_plan.workloads.images import Crop, Scale, labelled
 
-MAX_PIXEL = 16.0
+SCALE = Scale(16.0, (0.0,), (1.0,))
+CROP = Crop(8, pad=1)
 
 
 class DigitsNet(nn.Module):
@@ -42,7 +39,7 @@ class DigitsNet(nn.Module):
         return logits
 
 
-def _images_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
+def _images() -> Labelled:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -50,28 +47,29 @@ def _images_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
             "workload digits needs scikit-learn: pip install 'comm-plan[workloads]'"
         ) from None
     data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32) / MAX_PIXEL
-    return images.unsqueeze(1), torch.tensor(data.target, dtype=torch.int64)
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)
+    return Labelled(images, torch.tensor(data.target, dtype=torch.int64))
 
 
-def digits(*, batch_size: int = 32) -> Workload:
-    """Return the handwritten digits, whose metric is held-out accuracy."""
-    images, labels = _images_and_labels()
+def digits(*, batch_size: int = 32, augment: bool = False) -> Workload:
+    """Return the handwritten digits, whose metric is held-out accuracy.
+
+    ``augment`` shifts images by up to a pixel.
+    """
+    images = _images()
     order = torch.randperm(len(images), generator=random_stream(0, 0))
-    held_out, training = order[: len(order) // 5], order[len(order) // 5 :]
-
-    def evaluate(model: nn.Module) -> tuple[str, float]:
-        with evaluating(model):
-            guess = model(images[held_out].to(device_of(model))).argmax(1).cpu()
-        return "accuracy", (guess == labels[held_out]).double().mean().item()
-
+    held_out, training = (
+        Labelled(images.images[rows], images.labels[rows])
+        for rows in order.tensor_split([len(order) // 5])
+    )
+    source = labelled(training, held_out, batch_size, SCALE, CROP, augment)
     return Workload(
         name="digits",
         model=DigitsNet(),
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         batch_size=batch_size,
-        batches=shards(images[training], labels[training], batch_size=batch_size),
+        batches=source.batches,
         loss=cross_entropy,
-        evaluate=evaluate,
+        evaluate=source.evaluate,
         epochs=20,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ class OptimizerOptions:
         nesterov: whether SGD's momentum looks ahead.
         weight_decay: as the optimizer means it: added to the gradient by SGD and Adam,
             taken from the parameters by AdamW.
+        clip_norm: the gradient of all parameters, as the optimizer finds it, is scaled
+            down to this norm if it is larger.
     """
 
     optimizer: str | None = None
@@ -37,6 +39,7 @@ class OptimizerOptions:
     momentum: float | None = None
     nesterov: bool | None = None
     weight_decay: float | None = None
+    clip_norm: float | None = None
 
     @property
     def settings(self) -> dict[str, float]:
@@ -62,6 +65,8 @@ def with_optimizer(workload: Workload, options: OptimizerOptions) -> Workload:
         for group in made.param_groups:
             _check(type(made).__name__, group, options.settings)
             group.update(options.settings)
+        if options.clip_norm is not None:
+            made.register_step_pre_hook(_clipping(options.clip_norm))
         return made
 
     return replace(workload, optimizer=optimizer)
@@ -72,6 +77,17 @@ def _named(name: str) -> MakeOptimizer:
 
     make: MakeOptimizer = getattr(torch.optim, OPTIMIZERS[name])
     return make
+
+
+def _clipping(norm: float) -> Callable[..., None]:
+    """Return a hook that clips before each step."""
+    from torch.nn.utils import clip_grad_norm_
+
+    def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        groups = optimizer.param_groups
+        clip_grad_norm_([p for group in groups for p in group["params"]], norm)
+
+    return clip
 
 
 def _check(kind: str, group: dict[str, object], settings: dict[str, float]) -> None:

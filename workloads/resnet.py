@@ -1,7 +1,8 @@
 """Residual networks: ResNet-20 for 32x32 images and ResNet-50 for 224x224 images.
 
 He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016:
-section 4.2 (CIFAR-10) and Table 1 (ImageNet). The data are random.
+section 4.2 (CIFAR-10) and Table 1 (ImageNet). CIFAR-10 is read where it is given; else
+the data are random.
 
 Differences from the paper: ResNet-50 strides in the 3x3 convolution of a bottleneck,
 as is customary ("v1.5"); the parameters are the same.
@@ -10,6 +11,7 @@ as is customary ("v1.5"); the parameters are the same.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy, random_images
+from comm_plan.workloads.images import AS_USUAL, CIFAR10
 
 conv3x3 = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 conv1x1 = partial(nn.Conv2d, kernel_size=1, bias=False)
@@ -124,15 +127,20 @@ class ResNet50(nn.Module):
         return logits
 
 
-def resnet20(*, batch_size: int = 128) -> Workload:
-    """Return ResNet-20 on random 32x32 images, trained as in gTop-k's Table V."""
+def resnet20(
+    *, batch_size: int = 128, data: Path | None = None, augment: bool = True
+) -> Workload:
+    """Return ResNet-20 on CIFAR-10, trained as in gTop-k's Table V."""
+    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
     return Workload(
         name="resnet20",
         model=ResNet20(),
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         batch_size=batch_size,
-        batches=random_images(batch_size, size=32, classes=10),
+        batches=source.batches,
+        evaluate=source.evaluate,
         loss=cross_entropy,
+        epochs=140 if data else 1,
     )
 
 

@@ -1,21 +1,27 @@
 """VGG-16 for 224x224 images, and its usual small form for 32x32 images.
 
 Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
-Recognition", ICLR 2015, Table 1, column D. The data are random.
+Recognition", ICLR 2015, Table 1, column D. CIFAR-10 is read where it is given; else the
+data are random.
 
 Differences from the paper: the form for CIFAR-10, which the gTop-k and LAGS papers
-train, has batch normalisation and one linear layer of 512 inputs instead of three.
+train, has batch normalisation and one linear layer of 512 inputs instead of three. The
+form of the VGC paper's appendix D has two, dropout in many places, and biases in the
+normalisation only.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy, random_images
+from comm_plan.workloads.images import AS_USUAL, CIFAR10
 
 _WIDTHS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 """Output channels of each convolution of column D; 0 is a 2x2 max-pooling."""
@@ -32,6 +38,25 @@ def _features(batch_norm: bool) -> nn.Sequential:
         if batch_norm:
             layers.append(nn.BatchNorm2d(width))
         layers.append(nn.ReLU(inplace=True))
+        channels = width
+    return nn.Sequential(*layers)
+
+
+def _features_with_dropout() -> nn.Sequential:
+    """Dropout behind every convolution but the last before a pooling."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, following in pairwise((*_WIDTHS, 0)):
+        if width == 0:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ]
+        if following != 0:
+            layers.append(nn.Dropout(0.3 if width == 64 else 0.4))
         channels = width
     return nn.Sequential(*layers)
 
@@ -72,15 +97,58 @@ class Vgg16Cifar(nn.Module):
         return logits
 
 
-def vgg16(*, batch_size: int = 128) -> Workload:
-    """Return VGG-16 on random 32x32 images, trained as in gTop-k's Table V."""
+class Vgg16Dropout(nn.Module):
+    """Thirteen convolutions, two linear layers and dropout, for [N, 3, 32, 32]."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.features = _features_with_dropout()
+        self.classifier = nn.Sequential(
+            nn.Dropout(0.5),
+            nn.Linear(512, 512, bias=False),
+            nn.BatchNorm1d(512),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(512, classes, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, classes]."""
+        logits: torch.Tensor = self.classifier(self.features(x).flatten(1))
+        return logits
+
+
+def vgg16(
+    *, batch_size: int = 128, data: Path | None = None, augment: bool = True
+) -> Workload:
+    """Return VGG-16 on CIFAR-10, trained as in gTop-k's Table V."""
+    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
     return Workload(
         name="vgg16",
         model=Vgg16Cifar(),
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         batch_size=batch_size,
-        batches=random_images(batch_size, size=32, classes=10),
+        batches=source.batches,
+        evaluate=source.evaluate,
         loss=cross_entropy,
+        epochs=140 if data else 1,
+    )
+
+
+def vgg16_dropout(
+    *, batch_size: int = 64, data: Path | None = None, augment: bool = False
+) -> Workload:
+    """Return the VGG of the VGC paper on CIFAR-10, trained as in its section 6.1."""
+    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
+    return Workload(
+        name="vgg16-dropout",
+        model=Vgg16Dropout(),
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.0005),
+        batch_size=batch_size,
+        batches=source.batches,
+        evaluate=source.evaluate,
+        loss=cross_entropy,
+        epochs=300 if data else 1,
     )
 
 

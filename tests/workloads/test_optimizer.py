@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from comm_plan.errors import InputError
 from comm_plan.tests.runtime.trainings import net, workload
@@ -47,6 +48,22 @@ def test_another_optimizer_steps_as_pytorchs_own(name):
     theirs = getattr(torch.optim, OPTIMIZERS[name])
     expected = stepped(lambda p: theirs(p, lr=0.1, weight_decay=0.01))
     assert all(map(torch.equal, stepped(ours), expected))
+
+
+def test_a_long_gradient_is_scaled_down_and_a_short_one_left_alone():
+    def step_length(clip_norm):
+        model = net()
+        options = OptimizerOptions("sgd", lr=1.0, clip_norm=clip_norm)
+        make = with_optimizer(workload(), options).optimizer
+        optimizer = make(model.parameters())
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        model(torch.ones(2, 12)).sum().backward()
+        optimizer.step()
+        return (parameters_to_vector(model.parameters()) - before).norm().item()
+
+    whole = step_length(None)
+    assert step_length(whole / 2) == pytest.approx(whole / 2, rel=1e-4)
+    assert step_length(whole * 2) == pytest.approx(whole)
 
 
 def test_no_options_leave_the_workload_alone():

@@ -11,12 +11,14 @@ from comm_plan.errors import WorkloadError
 from comm_plan.workloads import WORKLOADS, Workload, load
 from comm_plan.workloads.alexnet import AlexNet
 from comm_plan.workloads.char_lm import CharGpt, source_text
+from comm_plan.workloads.cifarnet import CifarNet
 from comm_plan.workloads.data import evaluating, random_images, shard_indices
 from comm_plan.workloads.googlenet import GoogLeNet
 from comm_plan.workloads.inception import InceptionV4
+from comm_plan.workloads.lenet import LeNet
 from comm_plan.workloads.lstm import LstmLanguageModel, random_tokens
 from comm_plan.workloads.resnet import ResNet20, ResNet50
-from comm_plan.workloads.vgg import Vgg16, Vgg16Cifar
+from comm_plan.workloads.vgg import Vgg16, Vgg16Cifar, Vgg16Dropout
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,9 @@ def parameters_of(model_class):
         (InceptionV4, 42.7e6),  # timm and Cadene's models: 42.7 million
         (LstmLanguageModel, 66e6),  # Zaremba et al., section 4.1: 66 million
         (Vgg16Cifar, 14.7e6),  # 13 convolutions of Table 1 D, and 512 x 10
+        (Vgg16Dropout, 14.7e6 + 512 * 522),  # likewise, and 512 x 512
+        (LeNet, 431e3),  # Han et al., "Deep Compression", Table 1
+        (CifarNet, 1_068_298),  # TensorFlow's tutorial names this number
     ],
 )
 def test_models_have_the_published_number_of_parameters(model_class, published):
@@ -67,7 +72,10 @@ def test_large_models_map_images_to_a_thousand_logits(model_class, size):
     assert logits.shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "vgg16"])
+SMALL = ["resnet20", "vgg16", "vgg16-dropout", "lenet", "cifarnet"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_small_models_give_every_parameter_a_gradient(name):
     workload = load(name, batch_size=2)
     workload.loss(workload.model, next(workload.batches(0, 1, 0, 0))).backward()
