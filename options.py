@@ -194,7 +194,7 @@ class Training(Group):
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Default: the workload's.")
     ] = None
-    steps: Annotated[int | None, typer.Option(min=0, help="Stop after so many.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None
     seed: Annotated[
         int, typer.Option(help="Of parameters, data order and compressors.")
     ] = 0

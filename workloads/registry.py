@@ -153,11 +153,15 @@ def _function(name: str, module: ModuleType, function: str) -> Callable[..., Any
 def _check_options(
     name: str, make: Callable[..., Any], options: dict[str, Any]
 ) -> None:
+    signature = inspect.signature(make)
     try:
-        inspect.signature(make).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
+        given = ", ".join(options) or "no options"
+        taken = ", ".join(signature.parameters) or "none"
         raise WorkloadError(
-            f"workload {name} cannot be made with {options or 'no options'}: {error}"
+            f"workload {name} cannot be made with {given} ({error}): its options are "
+            f"{taken}"
         ) from None
 
 

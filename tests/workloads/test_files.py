@@ -1,7 +1,5 @@
 """Readers of published data sets, on small files in their formats."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -47,7 +45,7 @@ def test_ptb_numbers_words_by_frequency_and_ends_sentences(tmp_path):
         ("lenet", write_mnist, "t10k-labels-idx1-ubyte", "MNIST, IDX format"),
         (
             "lstm-ptb",
-            lambda to: write_ptb(to, "a", "a"),
+            lambda folder: write_ptb(folder, "a", "a"),
             "ptb.valid.txt",
             "Penn Treebank",
         ),
