@@ -300,10 +300,6 @@ def train(
             "--find-unused-parameters", help="Parameters may get no gradient."
         ),
     ] = False,
-    density_warmup: Annotated[
-        str | None,
-        typer.Option(help="Densities of the first epochs; 'paper' is 0.25,0.0725,..."),
-    ] = None,
     diagnostics: Annotated[
         Path | None,
         typer.Option(
@@ -405,7 +401,7 @@ def train(
                 elastic=elastic is not None,
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
-                density_warmup=_warmup(density_warmup),
+                density_warmup=_warmup(training.density_warmup),
                 watcher=watch,
                 on_engine=on_engine,
             ),
@@ -463,6 +459,7 @@ def compare(
             steps=training.steps,
             seed=training.seed,
             learning_rate=_learning_rate(training),
+            density_warmup=_warmup(training.density_warmup),
             watcher=watch,
         )
         records = train_side_by_side(model, chosen, transport, options)

@@ -210,6 +210,10 @@ class Training(Group):
         float,
         typer.Option(min=0, help="Epochs in which the learning rate rises from 0."),
     ] = 0.0
+    density_warmup: Annotated[
+        str | None,
+        typer.Option(help="Densities of the first epochs; 'paper' is 0.25,0.0725,..."),
+    ] = None
 
 
 def grouped(verb: Verb) -> Verb:

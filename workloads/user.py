@@ -29,7 +29,8 @@ tuple of the parts that every training script has anyway::
     ``model.parameters()``.
 
 Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
-``--batch-size`` shall work, the function takes ``batch_size``.
+``--batch-size``, ``--data`` or ``--augment`` shall work, the function takes
+``batch_size``, ``data`` (a path) or ``augment`` (true or false).
 """
 
 from __future__ import annotations
