@@ -64,11 +64,11 @@ def lines(
 
 def message_nbytes(plan: Plan, profile: Profile) -> int:
     """Return what one rank contributes in a step, as the plan's specs count it."""
-    numel = {tensor.name: tensor.numel for tensor in profile.tensors}
+    shape = {tensor.name: tensor.shape for tensor in profile.tensors}
     total = 0
     for bucket in plan.buckets:
-        numels = [numel[name] for name in bucket.tensors]
-        total += bucket.compressor.message_nbytes(numels, bucket.collective)
+        shapes = [shape[name] for name in bucket.tensors]
+        total += bucket.compressor.planned_nbytes(shapes, bucket.collective)
     return total
 
 

@@ -36,13 +36,20 @@ from typing import TYPE_CHECKING, Generic
 
 from typing_extensions import TypeVar
 
-from comm_plan.plans.compression.spec import RESIDUAL, VARIANCE, VELOCITY, Spec
+from comm_plan.plans.compression.spec import (
+    FACTORS,
+    RESIDUAL,
+    VARIANCE,
+    VELOCITY,
+    Spec,
+)
 from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "FACTORS",
     "RESIDUAL",
     "VARIANCE",
     "VELOCITY",
@@ -57,10 +64,14 @@ SpecT = TypeVar("SpecT", bound=Spec, default=Spec, covariant=True)
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor's place in a bucket."""
+    """A tensor's place in a bucket.
+
+    ``shape`` is empty where nobody needs to know it.
+    """
 
     name: str
     numel: int
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,6 @@ class Prices:
         if spec.lossless:
             return [tensor.nbytes for tensor in tensors]
         return [
-            spec.restricted_to(i, i + 1).message_nbytes([tensor.numel], collective)
+            spec.restricted_to(i, i + 1).planned_nbytes([tensor.shape], collective)
             for i, tensor in enumerate(tensors)
         ]

@@ -12,6 +12,9 @@ the caches since its residual was last touched. So small tensors are measured as
 a bucket, which share a gradient and have each its own state and mean. What is still
 missing of the training around it is added by ``in_place``.
 
+Tensors are square matrices of about the size that is noted. PowerSGD is measured at the
+rank of its spec's example.
+
 Methods whose message length depends on the data get thresholds at which normal
 gradients give the wanted density; their state is emptied before every repetition, so
 that it stays the wanted one.
@@ -19,6 +22,7 @@ that it stays the wanted one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -124,14 +128,16 @@ def _measured(
     spec = spec_class(kind).at_density(density)
     context = Context(world_size=1, rank=0, device=device)
     tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
-    slots = [Slot(f"tensor{i}", numel) for i in range(tensors)]
+    rows = math.isqrt(numel)
+    shape = rows, numel // rows
+    slots = [Slot(f"tensor{i}", math.prod(shape), shape) for i in range(tensors)]
     compressor = build(spec, spec.default_collective(), slots, context)
-    gradient = torch.randn(numel, device=device)
+    gradient = torch.randn(math.prod(shape), device=device)
     moment = spec.second_moment_at(density)
     second_moment = None if moment is None else torch.full_like(gradient, moment)
     gathered = COLLECTIVES[compressor.collective].messages(FURTHER + 1) > 1
     laps: list[tuple[float, float, float, float]] = []
-    means = torch.empty(tensors, numel, device=device)
+    means = torch.empty(tensors, gradient.numel(), device=device)
     for step in range(_WARMUP + _REPETITIONS):
         _empty(compressor)
         compressor.step = step

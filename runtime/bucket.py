@@ -47,7 +47,7 @@ class BucketExchange:
         self.planned = planned
         self.parameters = tuple(parameters)
         slots = [
-            Slot(name, parameter.numel())
+            Slot(name, parameter.numel(), tuple(parameter.shape))
             for name, parameter in zip(planned.tensors, parameters, strict=True)
         ]
         self.compressor = build(planned.compressor, planned.collective, slots, context)
@@ -181,13 +181,14 @@ class BucketExchange:
         """Take over what was remembered, also under another plan.
 
         A residual that this bucket's compressor has no place for is not lost: it is
-        added to the next gradient.
+        added to the next gradient. Factors of another rank are left behind.
         """
         for index, slot in enumerate(self.compressor.slots):
             given = states.get(slot.name, {})
             for quantity, tensors in self.compressor.state.items():
-                if quantity in given:
-                    tensors[index].copy_(given[quantity])
+                known = given.get(quantity)
+                if known is not None and known.shape == tensors[index].shape:
+                    tensors[index].copy_(known)
             if RESIDUAL in given and RESIDUAL not in self.compressor.state:
                 self._carried[index] = given[RESIDUAL].clone()
 

@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 
 from comm_plan.errors import MismatchError
+from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS
 
 Remembered = dict[str, dict[str, torch.Tensor]]
 """What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
@@ -33,7 +34,7 @@ def share_of(
     """Return what ``rank`` of ``world_size`` remembers after a run of ``saved_size``.
 
     Its own part; of another number of ranks its share of the sum, so that no gradient
-    is lost.
+    is lost. What is equal on all ranks is so for any number of them.
 
     Args:
         ranks: the parts that were saved, by rank.
@@ -59,6 +60,9 @@ def share_of(
         for name, quantities in part.items():
             sums = total.setdefault(name, {})
             for quantity, tensor in quantities.items():
+                if quantity in EQUAL_ON_ALL_RANKS:
+                    sums[quantity] = tensor
+                    continue
                 shared = tensor / world_size
                 sums[quantity] = sums[quantity] + shared if quantity in sums else shared
     return total

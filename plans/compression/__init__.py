@@ -7,6 +7,7 @@ must state; a new compressor is its spec here, a line in :data:`SPECS` and one f
 
 from comm_plan.plans.compression.dense import Dense
 from comm_plan.plans.compression.half import Bf16, Fp16, Half
+from comm_plan.plans.compression.powersgd import Matrix, PowerSgd, matrix_of
 from comm_plan.plans.compression.qsgd import QSGD_GROUPS, Qsgd
 from comm_plan.plans.compression.registry import (
     BY_DEFAULT,
@@ -18,6 +19,8 @@ from comm_plan.plans.compression.registry import (
     spec_class,
 )
 from comm_plan.plans.compression.spec import (
+    EQUAL_ON_ALL_RANKS,
+    FACTORS,
     FLOAT32_NBYTES,
     INDEX_NBYTES,
     RESIDUAL,
@@ -33,6 +36,8 @@ from comm_plan.plans.compression.words import Hybrid, Strom, Vgc, Words
 
 __all__ = [
     "BY_DEFAULT",
+    "EQUAL_ON_ALL_RANKS",
+    "FACTORS",
     "FLOAT32_NBYTES",
     "INDEX_NBYTES",
     "KINDS",
@@ -49,7 +54,9 @@ __all__ = [
     "Fp16",
     "Half",
     "Hybrid",
+    "Matrix",
     "ModelTopK",
+    "PowerSgd",
     "Qsgd",
     "Spec",
     "Strom",
@@ -57,6 +64,7 @@ __all__ = [
     "TopK",
     "Vgc",
     "Words",
+    "matrix_of",
     "method",
     "selected",
     "spec_class",

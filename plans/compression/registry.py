@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from comm_plan.errors import InputError, unknown
 from comm_plan.plans.compression.dense import Dense
 from comm_plan.plans.compression.half import Bf16, Fp16
+from comm_plan.plans.compression.powersgd import PowerSgd
 from comm_plan.plans.compression.qsgd import Qsgd
 from comm_plan.plans.compression.spec import Spec
 from comm_plan.plans.compression.terngrad import TernGrad
@@ -21,6 +22,7 @@ SPECS: tuple[type[Spec], ...] = (
     Bf16,
     Qsgd,
     TernGrad,
+    PowerSgd,
     TopK,
     ModelTopK,
     Vgc,

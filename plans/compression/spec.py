@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 from typing_extensions import Self
@@ -34,8 +34,16 @@ VARIANCE = "variance"
 VELOCITY = "velocity"
 """The state of momentum correction: gradients with the momentum of their past."""
 
+FACTORS = "factors"
+"""The state of PowerSGD: both factors of the last approximation, row after row."""
+
+EQUAL_ON_ALL_RANKS = (FACTORS,)
+"""States that every rank computes alike; the others are each rank's own."""
+
 Density = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+T = TypeVar("T", int, float)
 
 
 def selected(numel: int, density: float) -> int:
@@ -45,6 +53,26 @@ def selected(numel: int, density: float) -> int:
     asked for; floating-point noise in the product does not count.
     """
     return min(numel, max(1, math.ceil(numel * density * (1 - 1e-12))))
+
+
+def for_each(value: T | tuple[T, ...], tensors: int, values: str) -> tuple[T, ...]:
+    """Return a value for each of a bucket's ``tensors``.
+
+    Args:
+        value: one for all, or one for each.
+        tensors: how many there are.
+        values: what they are, for the message.
+
+    Raises:
+        ValueError: there are values for another number of tensors.
+    """
+    if not isinstance(value, tuple):
+        return (value,) * tensors
+    if len(value) != tensors:
+        raise ValueError(
+            f"{len(value)} {values} for {tensors} tensors: give one for each, in order"
+        )
+    return value
 
 
 def normal_threshold(density: float) -> float:
@@ -142,6 +170,13 @@ class Spec(Value):
             numels: elements of each of the bucket's tensors, float32.
             collective: what carries it, which may change the wire format.
         """
+
+    def planned_nbytes(self, shapes: Sequence[Sequence[int]], collective: str) -> int:
+        """Return :meth:`message_nbytes` of tensors of these ``shapes``.
+
+        A method to which a tensor is more than its elements says here what it sends.
+        """
+        return self.message_nbytes([math.prod(shape) for shape in shapes], collective)
 
     @abstractmethod
     def densities(self, tensors: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ HEAD = (
     "ratio",
     "state",
 )
-_NUMEL = 10**6
+_SHAPE = (1000, 1000)
 
 
 def methods_table() -> str:
@@ -56,7 +57,7 @@ def _rows(spec: type[Spec]) -> Iterator[tuple[str, ...]]:
             sends,
             options or "-",
             f"{collective}, at most {limit} ranks" if limit else collective,
-            f"{example.message_nbytes([_NUMEL], collective) / _NUMEL:.3g}",
+            f"{example.planned_nbytes([_SHAPE], collective) / math.prod(_SHAPE):.3g}",
             f"{example.ratio:g}",
             ", ".join(example.state) or "-",
         )

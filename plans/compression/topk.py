@@ -20,6 +20,7 @@ from comm_plan.plans.compression.spec import (
     Density,
     Positive,
     Spec,
+    for_each,
     selected,
 )
 
@@ -95,14 +96,7 @@ class TopK(_Largest):
 
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return one density for each of the bucket's ``tensors``."""
-        if not isinstance(self.density, tuple):
-            return (self.density,) * tensors
-        if len(self.density) != tensors:
-            raise ValueError(
-                f"{len(self.density)} densities for {tensors} tensors: give one for "
-                "each, in order"
-            )
-        return self.density
+        return for_each(self.density, tensors, "densities")
 
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the densities of tensors ``start..stop``."""

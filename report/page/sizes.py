@@ -46,8 +46,8 @@ def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:
     dense = sum(tensor.nbytes for tensor in held)
     if bucket.compressor.lossless:
         return BucketSize(dense, dense)
-    numels = [tensor.numel for tensor in held]
-    message = bucket.compressor.message_nbytes(numels, bucket.collective)
+    shapes = [tensor.shape for tensor in held]
+    message = bucket.compressor.planned_nbytes(shapes, bucket.collective)
     return BucketSize(dense, message)
 
 

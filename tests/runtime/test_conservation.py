@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from comm_plan import parallelize
-from comm_plan.plans import Hybrid, Strom, TopK
+from comm_plan.plans import Hybrid, PowerSgd, Strom, TopK
 from comm_plan.tests.runtime.trainings import plan_for
 from comm_plan.tests.support.harness import run_ranks
 
@@ -22,6 +22,7 @@ METHODS = {
     "gtopk": (TopK(density=0.2), "gtopk"),
     "strom": (Strom(tau=0.05), "allgather"),
     "hybrid": (Hybrid(tau=0.05), "allgather"),
+    "powersgd": (PowerSgd(rank=1), "allreduce"),
 }
 
 ACTIONS = [

@@ -14,6 +14,7 @@ from comm_plan.plans import (
     ModelTopK,
     Plan,
     PlannedModel,
+    PowerSgd,
     Qsgd,
     Strom,
     TernGrad,
@@ -43,6 +44,7 @@ METHODS = {
     "hybrid": (Hybrid(tau=0.02), "allgather"),
     "qsgd 2": (Qsgd(bits=2), "allgather"),
     "qsgd 4": (Qsgd(bits=4), "allgather"),
+    "powersgd": (PowerSgd(rank=1), "allreduce"),
 }
 FEATURES, CLASSES, BATCH = 12, 5, 4
 EPOCH_STEPS = 5

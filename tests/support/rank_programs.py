@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,9 +82,14 @@ class Training:
 
     spec: Any
     collective: str
-    numels: Sequence[int]
+    shapes: Sequence[tuple[int, ...]]
     undone: Sequence[bool]  # for every step
     seed: int
+
+    @property
+    def numels(self) -> list[int]:
+        """Elements of each tensor."""
+        return [math.prod(shape) for shape in self.shapes]
 
 
 def train(transport: Transport, training: Training) -> list[Step]:
@@ -144,7 +150,10 @@ def mean_of_repetitions(
 
 def new_compressor(transport: Transport, training: Training) -> Compressor:
     """Return this rank's compressor of the bucket."""
-    slots = [Slot(f"t{i}", numel) for i, numel in enumerate(training.numels)]
+    slots = [
+        Slot(f"t{i}", math.prod(shape), shape)
+        for i, shape in enumerate(training.shapes)
+    ]
     context = Context(
         transport.world_size,
         transport.rank,
