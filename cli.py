@@ -210,6 +210,13 @@ def solve(
     literal: Annotated[
         bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
     ] = False,
+    momentum_correction: Annotated[
+        bool,
+        typer.Option(
+            "--momentum-correction",
+            help="SGD's momentum goes before compression; sparse methods gain by it.",
+        ),
+    ] = False,
     threshold: Annotated[
         str, typer.Option(help="Cap of threshold: ddp, horovod, or bytes.")
     ] = "ddp",
@@ -243,6 +250,7 @@ def solve(
         allow=("dense",) if lossless else _names(allow),
         tolerance=tolerance,
         literal=literal,
+        momentum_correction=momentum_correction,
     )
     problem = make_problem(Profile.load(profile), Network.load(network), settings)
     beside = SOLVERS if compare else BASELINES

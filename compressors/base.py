@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Generic
 
 from typing_extensions import TypeVar
 
+from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans.compression.spec import (
     FACTORS,
     RESIDUAL,
@@ -79,13 +80,16 @@ class Context:
     """What a compressor may know of the run.
 
     ``seed`` differs from rank to rank; random numbers of a step come from
-    ``(seed, step, slot)`` alone, so that a resumed run draws the same.
+    ``(seed, step, slot)`` alone, so that a resumed run draws the same. ``momentum_of``
+    a tensor is what a sparse compressor applies to its gradient; None: the optimizer
+    does, to the mean.
     """
 
     world_size: int
     rank: int
     device: torch.device
     seed: int = 0
+    momentum_of: Callable[[str], Momentum] | None = None
 
 
 class Compressor(ABC, Generic[SpecT]):
@@ -142,6 +146,22 @@ class Compressor(ABC, Generic[SpecT]):
         None: the compressor keeps no such place for tensor ``index``.
         """
         return None
+
+    def accelerated(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the step that momentum makes of the gradient of tensor ``index``.
+
+        The gradient itself where the compressor keeps no velocity.
+        """
+        if VELOCITY not in self.state or self.context.momentum_of is None:
+            return gradient
+        momentum = self.context.momentum_of(self.slots[index].name)
+        return momentum.accelerate(self.state[VELOCITY][index], gradient)
+
+    def gain(self, index: int) -> float:
+        """Return what a gradient of tensor ``index`` comes to in the long run."""
+        if self.context.momentum_of is None:
+            return 1.0
+        return self.context.momentum_of(self.slots[index].name).gain
 
     @abstractmethod
     def add(

@@ -14,11 +14,20 @@ with small gradients send little or nothing until their residuals have grown.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from comm_plan.compressors.base import Compressor, Context, Message, Slot
-from comm_plan.compressors.topk import TopKCompressor
+from comm_plan.compressors.base import (
+    RESIDUAL,
+    VELOCITY,
+    Compressor,
+    Context,
+    Message,
+    Slot,
+)
+from comm_plan.compressors.momentum import mask
+from comm_plan.compressors.topk import TopKCompressor, clipped
 from comm_plan.plans.compression import ModelTopK, TopK
 
 
@@ -36,15 +45,16 @@ class ModelTopKCompressor(Compressor[ModelTopK]):
         super().__init__(spec, collective, slots, context)
         numels = [slot.numel for slot in self.slots]
         self._whole = TopKCompressor(
-            TopK(**spec.model_dump(exclude={"kind"})),
+            TopK(density=spec.density),
             collective,
             [Slot("bucket", sum(numels))],
-            context,
+            replace(context, momentum_of=None),
         )
-        self.state = {
-            name: list(flat.split(numels))
-            for name, (flat,) in self._whole.state.items()
-        }
+        (residual,) = self._whole.state[RESIDUAL]
+        self.state[RESIDUAL] = list(residual.split(numels))
+        self._velocity = torch.zeros_like(residual)
+        if context.momentum_of is not None:
+            self.state[VELOCITY] = list(self._velocity.split(numels))
         self._vector = torch.zeros(sum(numels), device=context.device)
         self._parts = self._vector.split(numels)
 
@@ -64,9 +74,16 @@ class ModelTopKCompressor(Compressor[ModelTopK]):
 
     def encode(self) -> Message:
         """Accumulate the vector and return its largest elements, by index."""
+        if self.spec.clip_norm is not None:
+            self._vector.copy_(clipped(self._vector, self.spec.clip_norm))
+        for index, part in enumerate(self._parts):
+            part.copy_(self.accelerated(index, part))
         self._whole.density_floor = self.density_floor
         self._whole.add(0, self._vector)
-        return self._whole.encode()
+        message = self._whole.encode()
+        if VELOCITY in self.state:
+            mask(self._velocity, self._vector, *message)
+        return message
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take every rank's message, or the one that a ``gtopk`` tree returned."""

@@ -15,9 +15,8 @@ one, the k largest of the sum, and hands what its tree dropped to
 :meth:`~TopKCompressor.put_back` on the rank that dropped it.
 
 Options (Deep Gradient Compression, section 3): ``clip_norm`` scales a tensor's gradient
-to at most that norm before it is accumulated; ``momentum_correction`` m accumulates
-``velocity = m * velocity + gradient`` instead, and clears the velocity of what is sent
-(factor masking). The optimizer then has to run without momentum of its own.
+to at most that norm before it is accumulated; with momentum correction
+(:mod:`~comm_plan.compressors.momentum`) it is the velocity that is.
 
 Differences from the papers: the gradient is sparsified, not the gradient times the
 learning rate, so that any optimizer and schedule applies its own. ``clip_norm`` is for
@@ -38,6 +37,7 @@ from comm_plan.compressors.base import (
     Message,
     Slot,
 )
+from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import accumulate_and_select, fresh_state
 from comm_plan.plans.compression import TopK, selected
 
@@ -52,7 +52,7 @@ class TopKCompressor(Compressor[TopK]):
         super().__init__(spec, collective, slots, context)
         self._densities = spec.densities(len(self.slots))
         self.state[RESIDUAL] = self._zeros()
-        if spec.momentum_correction:
+        if context.momentum_of is not None:
             self.state[VELOCITY] = self._zeros()
         self._selections = [fresh_state(context.device) for _ in self.slots]
         self._ks: list[int] = []
@@ -74,17 +74,15 @@ class TopKCompressor(Compressor[TopK]):
         self._fit_message()
         if self.spec.clip_norm is not None:
             gradient = clipped(gradient, self.spec.clip_norm)
-        if self.spec.momentum_correction:
-            velocity = self.state[VELOCITY][index]
-            gradient = velocity.mul_(self.spec.momentum_correction).add_(gradient)
+        step = self.accelerated(index, gradient)
         values, indices = accumulate_and_select(
             self.state[RESIDUAL][index],
-            gradient,
+            step,
             self._ks[index],
             self._selections[index],
         )
-        if self.spec.momentum_correction:
-            velocity[indices] = 0
+        if VELOCITY in self.state:
+            mask(self.state[VELOCITY][index], step, values, indices)
         sent_values, sent_indices = self._segment(self._sent, index)
         sent_values.copy_(values)
         sent_indices.copy_(indices)
@@ -122,8 +120,8 @@ class TopKCompressor(Compressor[TopK]):
         """Return to the residuals what was sent and must not be applied.
 
         Before it is aggregated, that is the own message. After ``gtopk`` it is the
-        combined one, once, on rank 0: its tree has put back all else. The velocity of
-        momentum correction stays cleared where elements had been selected.
+        combined one, once, on rank 0: its tree has put back all else. The velocity
+        stays cleared where it was.
         """
         message = self._sent
         if self.collective == "gtopk" and self._received:

@@ -23,7 +23,14 @@ from itertools import accumulate
 import torch
 from typing_extensions import TypeVar
 
-from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
+from comm_plan.compressors.base import (
+    RESIDUAL,
+    VELOCITY,
+    Compressor,
+    Context,
+    Message,
+    Slot,
+)
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import Words
 
@@ -79,6 +86,8 @@ class WordCompressor(Compressor[WordsT]):
         self._numels = [slot.numel for slot in self.slots]
         self._flat: dict[str, torch.Tensor] = {}
         self._residual = self._remember(RESIDUAL)
+        if context.momentum_of is not None:
+            self._remember(VELOCITY)
         self._sums = self._zeros()
         self._sums_by_slot = torch.split(self._sums, self._numels)
         self._before_encode: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
@@ -89,8 +98,8 @@ class WordCompressor(Compressor[WordsT]):
         gradient: torch.Tensor,
         second_moment: torch.Tensor | None = None,
     ) -> None:
-        """Add the gradient to the residual."""
-        self.state[RESIDUAL][index] += gradient
+        """Add the gradient, or what momentum makes of it, to the residual."""
+        self.state[RESIDUAL][index] += self.accelerated(index, gradient)
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Sum the elements that the ranks sent, in rank order."""

@@ -43,7 +43,11 @@ def replan(
             f"the plan is for {plan.model.name}, the profile of {profile.model.name}: "
             "give the profile that it was solved from"
         )
-    settings = replace(settings or Settings(), world_size=world_size)
+    settings = replace(
+        settings or Settings(),
+        world_size=world_size,
+        momentum_correction=plan.momentum_correction,
+    )
     if not find_solver(plan.solver).chooses_compression:
         settings = _forced(plan, settings)
     return solve(make_problem(profile, network, settings), plan.solver)

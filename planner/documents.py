@@ -108,6 +108,7 @@ def to_plan(
         ),
         inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
         emulated_link=network.emulated_link,
+        momentum_correction=problem.settings.momentum_correction,
     )
 
 

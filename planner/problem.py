@@ -53,6 +53,8 @@ class Settings:
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to
             send fewer messages, and ``auto`` and ``lags`` to compress less, as a share
             of the iteration time.
+        momentum_correction: the plan has the optimizer's momentum applied before
+            compression.
         literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
     """
 
@@ -67,6 +69,7 @@ class Settings:
     allow: tuple[str, ...] | None = None
     tolerance: float = 0.01
     literal: bool = False
+    momentum_correction: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what means nothing.

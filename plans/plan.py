@@ -67,7 +67,8 @@ class Inputs(Value):
 class Plan(Document):
     """Buckets in launch order, every trainable tensor of the model in exactly one.
 
-    ``emulated_link`` is the network's that it was computed for, if it has one.
+    ``emulated_link`` is the network's that it was computed for, if it has one. With
+    ``momentum_correction`` the optimizer's momentum is applied before compression.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/plan"
@@ -80,6 +81,7 @@ class Plan(Document):
     predicted: Predicted | None = None
     inputs: Inputs | None = None
     emulated_link: EmulatedLink | None = None
+    momentum_correction: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -192,7 +192,7 @@ class _Steps:
             on_gradient=self._on_gradient,
             on_accumulated=lambda place: None,
             on_backward_end=self._on_backward_end,
-            on_optimizer=lambda: None,
+            on_optimizer=lambda optimizer: None,
         )
         hooks = attach(model, places, callbacks)
         counting = model.register_forward_pre_hook(self._count, with_kwargs=True)

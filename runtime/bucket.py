@@ -15,9 +15,17 @@ from torch import nn
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
-from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
+from comm_plan.compressors.base import (
+    RESIDUAL,
+    VARIANCE,
+    VELOCITY,
+    Context,
+    Slot,
+)
+from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans import Bucket, Plan
 from comm_plan.runtime.guard import is_finite
+from comm_plan.runtime.momentum import MomentumOf
 from comm_plan.runtime.state import Remembered
 from comm_plan.runtime.status import Flagged
 from comm_plan.transports.base import Transport
@@ -195,7 +203,8 @@ class BucketExchange:
     def rescale(self, factor: float) -> None:
         """Multiply the residuals by ``factor``: the loss scale has changed."""
         state = self.compressor.state
-        for tensor in [*state.get(RESIDUAL, ()), *self._carried.values()]:
+        scaled = *state.get(RESIDUAL, ()), *state.get(VELOCITY, ())
+        for tensor in [*scaled, *self._carried.values()]:
             tensor.mul_(factor)
         for tensor in state.get(VARIANCE, ()):
             tensor.mul_(factor**2)
@@ -207,6 +216,7 @@ def build_buckets(
     transport: Transport,
     seed: int,
     share: bool = False,
+    momentum_of: MomentumOf | None = None,
 ) -> tuple[BucketExchange, ...]:
     """Return the buckets of ``plan``, in launch order.
 
@@ -216,7 +226,14 @@ def build_buckets(
         transport: the ranks; each draws its own random numbers.
         seed: equal on all ranks.
         share: as for :class:`BucketExchange`.
+        momentum_of: what compressors apply to the gradients of a parameter; None:
+            the optimizer does.
     """
+
+    def of_tensor(name: str) -> Momentum:
+        assert momentum_of is not None
+        return momentum_of(parameters[name])
+
     buckets = []
     for number, planned in enumerate(plan.buckets):
         own_seed = np.random.SeedSequence([seed, transport.rank, number])
@@ -225,6 +242,7 @@ def build_buckets(
             rank=transport.rank,
             device=parameters[planned.tensors[0]].device,
             seed=int(own_seed.generate_state(1)[0]),
+            momentum_of=of_tensor if momentum_of else None,
         )
         members = [parameters[name] for name in planned.tensors]
         buckets.append(BucketExchange(planned, members, context, share))

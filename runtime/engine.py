@@ -45,6 +45,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
+from comm_plan.compressors.base import VELOCITY
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
@@ -53,6 +54,7 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.runtime.momentum import TakenMomentum
 from comm_plan.runtime.state import EngineState, Remembered, share_of
 from comm_plan.runtime.step import OnNonFinite, Refusal, SecondMoments, Setup, Step
 from comm_plan.runtime.timing import Moments
@@ -90,6 +92,8 @@ class Engine(Joinable):
         second_moments: where VGC gets per-sample second moments from; None: exact.
         grad_scaler: scales the loss; residuals are rescaled when its scale changes.
             None: nothing does, or :meth:`rescale` is called.
+        optimizer: what updates the parameters; plans with momentum correction need it,
+            as the engine applies its momentum (:mod:`~comm_plan.runtime.momentum`).
 
     Attributes:
         step: how many steps were finished, skipped ones too.
@@ -102,7 +106,8 @@ class Engine(Joinable):
             before the optimizer takes them; None: nothing is.
 
     Raises:
-        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP or sharded.
+        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP or sharded,
+            or the plan corrects momentum and there is no SGD ``optimizer``.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -119,6 +124,7 @@ class Engine(Joinable):
         gradient_as_bucket_view: bool = False,
         second_moments: SecondMoments | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__()
         _check_options(model, on_nonfinite)
@@ -144,6 +150,8 @@ class Engine(Joinable):
         self._given_moments = second_moments
         self._scaler = grad_scaler
         self._scale: float | None = None
+        self._optimizer = optimizer
+        self._momentum = _taken_momentum(plan, optimizer)
         self._given_transport = transport
         self._transport = transport.duplicate()
         self._setup = Setup(
@@ -183,8 +191,10 @@ class Engine(Joinable):
         """
         check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
+        momentum = _taken_momentum(plan, self._optimizer)
         state = self.state_dict()
         self._stop()
+        self._momentum = momentum
         self._execute(plan)
         self.load_state_dict(state)
         self.replans.append(replan)
@@ -311,8 +321,20 @@ class Engine(Joinable):
         """Make the buckets of ``plan`` and hook the model."""
         parameters = trainable(self.model)
         buckets = build_buckets(
-            plan, parameters, self._transport, self._seed, self._share
+            plan,
+            parameters,
+            self._transport,
+            self._seed,
+            self._share,
+            None if self._momentum is None else self._momentum.of,
         )
+        if self._momentum is not None:
+            self._momentum.before_compression = {
+                parameter
+                for bucket in buckets
+                if VELOCITY in bucket.compressor.state
+                for parameter in bucket.parameters
+            }
         moments = self._given_moments or _exact_second_moments(self.model, buckets)
         self.plan = plan
         self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
@@ -323,6 +345,8 @@ class Engine(Joinable):
     def _stop(self) -> None:
         """Remove all hooks but those that were given."""
         self._hooks.close()
+        if self._momentum is not None:
+            self._momentum.close()
         own = self._setup.second_moments
         if own is not None and own is not self._given_moments:
             own.remove()
@@ -376,8 +400,10 @@ class Engine(Joinable):
         if self._setup.find_unused_parameters or not self._current.missing():
             self._finish_step()
 
-    def _on_optimizer(self) -> None:
+    def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take part in the step even if this rank's loss used no parameter."""
+        if self._momentum is not None:
+            self._momentum.require(optimizer)
         self._require_finished()
         pending = self._current.forward_pending and not self._stepped_since_update
         if pending and self._setup.find_unused_parameters:
@@ -497,6 +523,20 @@ def _check_options(model: nn.Module, on_nonfinite: str) -> None:
             "the model is wrapped in DistributedDataParallel, which averages its "
             "gradients too: give model.module, and leave DDP out"
         )
+
+
+def _taken_momentum(
+    plan: Plan, optimizer: torch.optim.Optimizer | None
+) -> TakenMomentum | None:
+    """Return the momentum that ``plan`` wants the engine to apply; None: none."""
+    if not plan.momentum_correction:
+        return None
+    if optimizer is None:
+        raise InputError(
+            "the plan corrects momentum, so the engine has to take over that of the "
+            "optimizer: call parallelize(model, plan, optimizer=optimizer)"
+        )
+    return TakenMomentum(optimizer)
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

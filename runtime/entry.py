@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     gradient_as_bucket_view: bool
     second_moments: SecondMoments | None
     grad_scaler: torch.amp.GradScaler | None
+    optimizer: torch.optim.Optimizer | None
 
 
 def parallelize(

@@ -68,7 +68,7 @@ class Callbacks:
         on_gradient: this parameter's ``.grad`` is complete.
         on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
-        on_optimizer: an optimizer is about to update parameters of the plan.
+        on_optimizer: this optimizer is about to update parameters of the plan.
     """
 
     listening: Callable[[], bool]
@@ -77,7 +77,7 @@ class Callbacks:
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
     on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
-    on_optimizer: Callable[[], None]
+    on_optimizer: Callable[[torch.optim.Optimizer], None]
 
 
 def attach(
@@ -213,7 +213,7 @@ class _Hooks:
                 "an optimizer stepped inside backward, where gradients are not "
                 "averaged over the ranks yet: step after backward"
             )
-        self._callbacks.on_optimizer()
+        self._callbacks.on_optimizer(optimizer)
 
     @property
     def _expects_backward(self) -> bool:

@@ -135,6 +135,7 @@ def running(
         on_nonfinite=options.on_nonfinite,
         find_unused_parameters=options.find_unused_parameters,
         gradient_as_bucket_view=True,  # no loop here keeps a gradient
+        optimizer=optimizer,
     )
     with closing(engine), options.on_engine(engine):
         yield Run(workload, transport, options, model, optimizer, engine)

@@ -13,7 +13,7 @@ on. So each change of the network is answered once.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -85,7 +85,10 @@ class Adaptation:
     ) -> None:
         self._engine = engine
         self._profile, self._network = profile, network
-        self._settings = settings or Settings()
+        self._settings = replace(
+            settings or Settings(),
+            momentum_correction=engine.plan.momentum_correction,
+        )
         self._probe = torch.zeros(
             _probe_numel(profile, network, engine.transport.world_size),
             device=engine.transport.device,

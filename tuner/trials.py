@@ -91,6 +91,7 @@ class Trials:
         reached: list[StepSeconds] = []
         ranks, model = self._transport, self._model
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
+        optimizer = self._workload.optimizer(model.parameters())
         with (
             self._restored(),
             closing(
@@ -101,10 +102,10 @@ class Trials:
                     seed=chosen,
                     on_nonfinite="skip",
                     gradient_as_bucket_view=True,
+                    optimizer=optimizer,
                 )
             ) as engine,
         ):
-            optimizer = self._workload.optimizer(model.parameters())
             for batch in itertools.islice(batches, warm_up + iterations):
                 rows.append(iterate(self._workload, model, optimizer, batch))
                 moments = engine.last_moments

@@ -7,16 +7,14 @@ The methods are :mod:`comm_plan.compressors.topk` and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from typing_extensions import Self
 
 from comm_plan.plans.compression.spec import (
     FLOAT32_NBYTES,
     INDEX_NBYTES,
     RESIDUAL,
-    VELOCITY,
     Density,
     Positive,
     Spec,
@@ -32,7 +30,6 @@ class _Largest(Spec):
     """What both have in common: the largest magnitudes go, the rest stays."""
 
     density: Density | tuple[Density, ...]
-    momentum_correction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_norm: Positive | None = None
 
     dtypes = ("float32", "float16", "bfloat16")
@@ -60,8 +57,8 @@ class _Largest(Spec):
 
     @property
     def state(self) -> tuple[str, ...]:
-        """The residual, and a velocity for momentum correction."""
-        return (RESIDUAL, VELOCITY) if self.momentum_correction else (RESIDUAL,)
+        """The residual."""
+        return (RESIDUAL,)
 
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
         """Return a grid of densities, down to the largest ratio allowed."""

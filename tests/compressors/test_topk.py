@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
-from comm_plan.plans.compression import TopK, selected
+from comm_plan.compressors.momentum import Momentum
+from comm_plan.plans.compression import TopK, selected, spec_class
 
 NUMELS = (40, 1, 9)
 
@@ -169,14 +170,30 @@ def test_a_density_warm_up_changes_the_message_from_step_to_step():
         assert written(compressor)[0].count_nonzero() == k
 
 
-def test_velocity_is_accumulated_and_cleared_where_it_was_sent():
-    compressor = topk(numels=(2,), density=0.5, momentum_correction=0.5)
-    compressor.add(0, torch.tensor([1.0, 4.0]))
-    assert compressor.encode()[0].tolist() == [4.0]
-    compressor.add(0, torch.tensor([1.0, 0.0]))
-    # velocity (1.5, 0), residual (1 + 1.5, 0)
-    assert compressor.encode()[0].tolist() == [2.5]
-    assert compressor.state["velocity"][0].tolist() == [0.0, 0.0]
+@pytest.mark.parametrize("kind", ["topk", "model_topk"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_masks_clear_residual_and_velocity_of_what_had_waited(kind, nesterov):
+    context = Context(
+        1, 0, torch.device("cpu"), momentum_of=lambda _: Momentum(0.5, nesterov)
+    )
+    spec = spec_class(kind).at_density(0.5)
+    compressor = build(spec, "allgather", [Slot("w", 2)], context)
+    ahead = 1.5 if nesterov else 1.0
+
+    def sent(*gradient):
+        compressor.add(0, torch.tensor(gradient))
+        return compressor.encode()[0].tolist()
+
+    def state(name):
+        return compressor.state[name][0].tolist()
+
+    assert sent(1.0, 4.0) == [4.0 * ahead]
+    assert (state("residual"), state("velocity")) == ([ahead, 0.0], [1.0, 4.0])
+    # velocities (1.5, 2); of steps (1 + 1.5 / 2, 2 / 2) with Nesterov, else they
+    first = ahead + (1.75 if nesterov else 1.5)
+    assert sent(1.0, 0.0) == [first]
+    second = 1.0 if nesterov else 2.0
+    assert (state("residual"), state("velocity")) == ([0.0, second], [0.0, 2.0])
 
 
 def test_clip_norm_limits_what_is_accumulated():

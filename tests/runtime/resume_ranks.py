@@ -24,6 +24,7 @@ from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
     BATCH,
     CLASSES,
+    CORRECTED,
     EPOCH_STEPS,
     FEATURES,
     METHODS,
@@ -71,14 +72,17 @@ def adam():
 def scenarios():
     for name, method in METHODS.items():
         mixing = method[0].kind not in ("vgc", "hybrid")
-        yield name, method, lambda mixing=mixing: with_dropout(mixing)
-    yield "random data", METHODS["topk"], with_loader
-    yield "adam", METHODS["terngrad by allgather"], adam
+        how = *method, name in CORRECTED
+        yield name, how, lambda mixing=mixing: with_dropout(mixing)
+    yield "random data", (*METHODS["topk"], False), with_loader
+    yield "adam", (*METHODS["terngrad by allgather"], False), adam
 
 
 def run(make, method, options, world_size):
     training = make()
-    plan = plan_for(training.model, world_size, *method)
+    *how, corrected = method
+    plan = plan_for(training.model, world_size, *how)
+    plan = plan.model_copy(update={"momentum_correction": corrected})
     return train(training, plan, TorchTransport(), options)
 
 

@@ -34,11 +34,11 @@ METHODS = {
     "topk": (TopK(density=0.1), "allgather"),
     "gtopk": (TopK(density=0.1), "gtopk"),
     "gtopk with momentum correction": (
-        TopK(density=0.1, momentum_correction=0.9, clip_norm=1.0),
+        TopK(density=0.1, clip_norm=1.0),
         "gtopk",
     ),
     "model topk": (ModelTopK(density=0.1), "allgather"),
-    "model gtopk": (ModelTopK(density=0.1, momentum_correction=0.9), "gtopk"),
+    "model gtopk": (ModelTopK(density=0.1), "gtopk"),
     "vgc": (Vgc(), "allgather"),
     "strom": (Strom(tau=0.02), "allgather"),
     "hybrid": (Hybrid(tau=0.02), "allgather"),
@@ -46,6 +46,9 @@ METHODS = {
     "qsgd 4": (Qsgd(bits=4), "allgather"),
     "powersgd": (PowerSgd(rank=1), "allreduce"),
 }
+CORRECTED = {"gtopk with momentum correction", "model gtopk", "strom"}
+"""Those of the methods that are tried with momentum correction."""
+
 FEATURES, CLASSES, BATCH = 12, 5, 4
 EPOCH_STEPS = 5
 

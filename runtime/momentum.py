@@ -1,0 +1,177 @@
+"""The momentum of the user's SGD, taken over by an engine whose plan corrects it.
+
+While such an engine lives, its optimizer's momentum is applied where it belongs:
+
+before compression
+    to the gradients of tensors whose compressor keeps a velocity
+    (:mod:`comm_plan.compressors.momentum`), on each rank;
+after averaging
+    to the means of all others, and to the decay of all weights, just before the
+    optimizer steps. Buffers are the optimizer's own ``momentum_buffer``.
+
+During ``optimizer.step()`` itself the groups have neither momentum nor weight decay;
+before and after it they show the user's, which schedulers may change and checkpoints
+keep. With all of a tensor sent at once, both are the step of ``torch.optim.SGD``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from comm_plan.compressors.momentum import Momentum
+from comm_plan.errors import InputError, RunError
+
+REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
+"""What groups have while the optimizer steps."""
+
+MomentumOf = Callable[[nn.Parameter], Momentum]
+
+logger = logging.getLogger("comm_plan")
+
+
+class TakenMomentum:
+    """The momentum of ``optimizer`` while an engine applies it.
+
+    Args:
+        optimizer: the user's.
+
+    Attributes:
+        before_compression: the parameters whose gradients get it before they are
+            compressed; the engine sets it.
+
+    Raises:
+        InputError: it is no SGD, or has options that cannot be taken over.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.before_compression: Collection[nn.Parameter] = frozenset()
+        _check(optimizer)
+        self._optimizer = optimizer
+        self._places = _places(optimizer)
+        self._replaced: list[dict[str, Any]] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        factors = sorted({str(group["momentum"]) for group in optimizer.param_groups})
+        logger.info(
+            "momentum %s of the optimizer is applied before compression, and not again "
+            "by its step",
+            ", ".join(factors),
+        )
+
+    def of(self, parameter: nn.Parameter) -> Momentum:
+        """Return the momentum that the user wants for ``parameter`` now.
+
+        Raises:
+            InputError: the optimizer does not have it.
+        """
+        if parameter not in self._places:
+            self._places = _places(self._optimizer)
+        if parameter not in self._places:
+            raise InputError(
+                "the optimizer lacks a parameter of the plan, so that its momentum is "
+                "unknown: give the optimizer of all of them"
+            )
+        group = self._optimizer.param_groups[self._places[parameter]]
+        return Momentum(group["momentum"], group["nesterov"])
+
+    def require(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that it is this optimizer that steps.
+
+        Raises:
+            RunError: it is another.
+        """
+        if optimizer is not self._optimizer:
+            raise RunError(
+                f"another optimizer ({type(optimizer).__name__}) than the engine's "
+                "updates parameters of a plan with momentum correction, so that "
+                "momentum may be applied twice: give parallelize that one"
+            )
+
+    def close(self) -> None:
+        """Leave the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        self._restore()
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
+    ) -> None:
+        _, *given = arguments  # the optimizer comes first
+        if any(a is not None for a in (*given, keywords.get("closure"))):
+            raise RunError(
+                "an optimizer step with a closure has no gradients before it: with "
+                "momentum correction call backward first, then step()"
+            )
+        self._restore()  # a step that failed
+        for group in optimizer.param_groups:
+            if group["momentum"]:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._accelerate(parameter, group)
+                self._replaced.append({key: group[key] for key in REPLACED})
+                group.update(REPLACED)
+            else:
+                self._replaced.append({})
+
+    def _after_step(
+        self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for group, kept in zip(
+            self._optimizer.param_groups, self._replaced, strict=False
+        ):
+            group.update(kept)
+        self._replaced = []
+
+    def _accelerate(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        """Apply momentum to the mean, unless it has it, and to the weight's decay."""
+        assert parameter.grad is not None
+        has_it = parameter in self.before_compression
+        decay = group["weight_decay"]
+        if has_it and not decay:
+            return
+        late = torch.zeros_like(parameter.grad) if has_it else parameter.grad
+        late = late.add(parameter.detach(), alpha=decay)
+        state = self._optimizer.state[parameter]
+        buffer = state.get("momentum_buffer")
+        if buffer is None:
+            buffer = state["momentum_buffer"] = torch.zeros_like(late)
+        momentum = Momentum(group["momentum"], group["nesterov"])
+        step = momentum.accelerate(buffer, late)
+        if has_it:
+            parameter.grad.add_(step)
+        else:
+            parameter.grad.copy_(step)
+
+
+def _places(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
+    """Return the group of every parameter, by its index."""
+    return {
+        parameter: index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+def _check(optimizer: torch.optim.Optimizer) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise InputError(
+            f"the plan corrects momentum, which is right for SGD only, not {name}: "
+            "solve again without --momentum-correction"
+        )
+    for option in ("dampening", "maximize", "fused"):
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise InputError(
+                f"momentum correction knows no {option} of {name}: leave it out, or "
+                "solve again without --momentum-correction"
+            )

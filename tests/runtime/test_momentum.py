@@ -1,0 +1,179 @@
+"""Momentum correction: the step of SGD, on whichever side of the compression."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comm_plan import parallelize
+from comm_plan.errors import InputError, RunError
+from comm_plan.plans import Hybrid, ModelTopK, PowerSgd, Strom, TopK, Vgc
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+RANKS = 3
+STEPS = 6
+SGD = {
+    "plain": {"momentum": 0.9},
+    "Nesterov": {"momentum": 0.9, "nesterov": True},
+    "weight decay": {"momentum": 0.8, "weight_decay": 0.1},
+    "both": {"momentum": 0.8, "weight_decay": 0.1, "nesterov": True},
+    "no momentum": {"weight_decay": 0.1},
+}
+WHOLE = {
+    "topk": (TopK(density=1.0), "allgather"),
+    "gtopk": (TopK(density=1.0), "gtopk"),
+    "model-topk": (ModelTopK(density=1.0), "allgather"),
+    "dense": (None, "allreduce"),
+}
+
+
+def corrected(model, ranks, spec, collective="allgather"):
+    plan = plan_for(model, ranks, spec, collective)
+    return plan.model_copy(update={"momentum_correction": True})
+
+
+def loss(model, rank, step):
+    inputs = torch.randn(
+        5, FEATURES, generator=torch.Generator().manual_seed(100 * rank + step)
+    )
+    return model(inputs).square().mean()
+
+
+def by_definition(options):
+    """Return the parameters that SGD reaches with the mean of all losses."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **options)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        sum(loss(model, rank, step) / RANKS for rank in range(RANKS)).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("method", WHOLE)
+@pytest.mark.parametrize("name", SGD)
+def test_sending_everything_is_sgd_step_by_step(name, method):
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = corrected(model, RANKS, *WHOLE[method])
+        with parallelize(model, plan, transport=transport, optimizer=optimizer):
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss(model, transport.rank, step).backward()
+                optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
+        )
+
+
+def alone(spec, optimizer_class=torch.optim.SGD, **options):
+    model = net()
+    optimizer = optimizer_class(model.parameters(), lr=0.05, **options)
+    collective = spec.default_collective()
+    plan = corrected(model, 1, spec, collective)
+    engine = parallelize(model, plan, transport=LocalTransport(), optimizer=optimizer)
+    return model, optimizer, engine
+
+
+def steps(model, optimizer, count, first=0):
+    for step in range(first, first + count):
+        optimizer.zero_grad()
+        loss(model, 0, step).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "spec", [TopK(density=0.2), Strom(tau=0.01), Hybrid(tau=0.01), Vgc()]
+)
+def test_a_checkpoint_goes_on_where_it_was(spec):
+    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    model, optimizer, engine = alone(spec, **options)
+    steps(model, optimizer, 3)
+    saved = model.state_dict(), optimizer.state_dict(), engine.state_dict()
+    saved = torch.load(_stored(saved), weights_only=False)
+    steps(model, optimizer, 3, first=3)
+    again, resumed, other = alone(spec, **options)
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    other.load_state_dict(saved[2])
+    steps(again, resumed, 3, first=3)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    engine.close()
+    other.close()
+
+
+def _stored(content):
+    import io
+
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return file
+
+
+def test_groups_show_the_users_options_but_while_the_optimizer_steps():
+    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    model, optimizer, engine = alone(TopK(density=0.2), **options)
+    seen = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append([optimizer.param_groups[0][key] for key in options])
+    )
+    steps(model, optimizer, 1)
+    assert seen == [[0, 0, False]]
+    assert {key: optimizer.param_groups[0][key] for key in options} == options
+    engine.close()
+    steps(model, optimizer, 1)
+    assert seen[1] == list(options.values())
+
+
+def test_a_momentum_that_a_schedule_changes_is_followed():
+    model, optimizer, engine = alone(TopK(density=1.0), momentum=0.9)
+    plain = net()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    for step, factor in enumerate((0.9, 0.5, 0.7)):
+        for each, its_model in ((optimizer, model), (reference, plain)):
+            each.param_groups[0]["momentum"] = factor
+            steps(its_model, each, 1, first=step)
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+    engine.close()
+
+
+def test_momentum_after_averaging_where_nothing_is_left_behind_by_element():
+    model, optimizer, engine = alone(PowerSgd(rank=1), momentum=0.9)
+    assert not any("velocity" in each for each in engine.remembered().values())
+    steps(model, optimizer, 1)
+    assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
+    engine.close()
+
+
+def test_what_cannot_be_right_is_refused():
+    model = net()
+    plan = corrected(model, 1, TopK(density=0.2))
+    with pytest.raises(InputError, match=r"parallelize\(model, plan, optimizer="):
+        parallelize(model, plan, transport=LocalTransport())
+    with pytest.raises(InputError, match="SGD only, not AdamW: solve again without"):
+        alone(TopK(density=0.2), torch.optim.AdamW)
+    with pytest.raises(InputError, match="knows no dampening"):
+        alone(TopK(density=0.2), momentum=0.9, dampening=0.1)
+
+
+def test_another_optimizer_is_refused():
+    model, _, engine = alone(TopK(density=0.2), momentum=0.9)
+    other = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loss(model, 0, 0).backward()
+    with pytest.raises(RunError, match="momentum may be applied twice"):
+        other.step()
+    engine.close()
+
+
+def test_a_closure_is_refused():
+    model, optimizer, engine = alone(TopK(density=0.2), momentum=0.9)
+    with pytest.raises(RunError, match="call backward first"):
+        optimizer.step(lambda: loss(model, 0, 0))
+    engine.close()
