@@ -93,9 +93,7 @@ def forced(compressor: str, **options: float) -> tuple[str, ...]:
     return ("--solver", "single", "--compressor", compressor, *pairs)
 
 
-def digits_for_correction() -> Workload:
-    """Return ``digits`` for momentum correction, which replaces the optimizer's."""
-    return replace(load("digits"), optimizer=partial(torch.optim.SGD, lr=0.05))
+CORRECTED = ("--momentum-correction",)
 
 
 def digits_without_momentum() -> Workload:
@@ -122,6 +120,8 @@ def variants(workload: str) -> dict[str, Variant]:
         "terngrad": forced("terngrad"),
         "terngrad-allreduce": forced("terngrad-allreduce"),
         "terngrad, no clipping": forced("terngrad", clip=0),
+        "powersgd rank 2": forced("powersgd"),
+        "powersgd rank 4": forced("powersgd", rank=4),
         **SPARSE,
         "vgc alpha 1": forced("vgc", alpha=1),
         "vgc alpha 1.5": forced("vgc", alpha=1.5),
@@ -159,14 +159,16 @@ def warmed_and_corrected() -> dict[str, Variant]:
     made for momentum SGD, and ``char-lm`` uses Adam.
     """
     found = {}
-    workload = f"{__spec__.name}:{digits_for_correction.__name__}"
     for kind in ("topk", "gtopk"):
         name = f"{kind} 1 %"
         found[f"{name}, warm-up"] = Variant(forced(kind), GTOPK_WARMUP)
-        solve = forced(kind, momentum_correction=0.9)
+        solve = (*forced(kind), *CORRECTED)
         name = f"{name}, momentum correction"
-        found[name] = Variant(solve, (), workload)
-        found[f"{name}, warm-up"] = Variant(solve, GTOPK_WARMUP, workload)
+        found[name] = Variant(solve)
+        found[f"{name}, warm-up"] = Variant(solve, GTOPK_WARMUP)
+    for kind in ("strom", "hybrid"):
+        solve = (*forced(kind, tau=0.3), *CORRECTED)
+        found[f"{kind} tau 0.3, momentum correction"] = Variant(solve)
     found["gtopk 4 %"] = Variant(forced("gtopk", density=0.04))
     return found
 
