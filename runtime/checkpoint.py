@@ -8,16 +8,21 @@ random states differ from rank to rank::
     ...
 
 It is written under another name and renamed once every rank has written its part, so a
-run that is killed while writing leaves the checkpoint before. Without a file system
-that all hosts share, every host holds its own ranks' files; the common part comes from
-rank 0, and a run resumes from the newest checkpoint that all hosts have. Another number
-of ranks goes on from it too: what was not sent yet is shared out among them.
+run that is killed while writing leaves the checkpoint before. If a part cannot be
+written, on a full disk say, all ranks give this checkpoint up, with a warning, and the
+run goes on. A file that is torn or damaged is known by its checksum
+(:mod:`~comm_plan.runtime.checkpoint_file`), and the checkpoint before it is taken.
+
+Without a file system that all hosts share, every host holds its own ranks' files; the
+common part comes from rank 0, and a run resumes from the newest checkpoint that all
+hosts have. Another number of ranks goes on from it too: what was not sent yet is shared
+out among them.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +34,7 @@ from torch import nn
 
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans.document import make_folder
-from comm_plan.runtime import randomness
+from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import EngineState
 from comm_plan.transports.base import Transport
@@ -37,7 +42,7 @@ from comm_plan.transports.base import Transport
 COMMON = ("progress", "model", "optimizer")
 """What the file of rank 0 holds for all."""
 
-KEEP = 2  # newest checkpoints; one is not enough if the disk fills while writing
+KEEP = 2  # newest checkpoints; one would not do if it is damaged
 
 logger = logging.getLogger("comm_plan")
 
@@ -63,7 +68,7 @@ class Checkpoints:
         transport: the ranks; every method is a collective call.
 
     Raises:
-        OutputError: the folder cannot be made.
+        OutputError: the folder cannot be made or written to.
     """
 
     def __init__(self, folder: Path, transport: Transport) -> None:
@@ -71,9 +76,11 @@ class Checkpoints:
         self._transport = transport
         self._newest_step: int | None = None
         make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(f"{folder}: cannot be written to: give another folder")
 
     def refuse_used(self) -> None:
-        """Check that no other run's checkpoints are here, to be mixed up with.
+        """Check that no other run's checkpoints are here; remove unfinished ones.
 
         Raises:
             InputError: there are some.
@@ -83,6 +90,8 @@ class Checkpoints:
                 f"{self._folder}: holds checkpoints of another run: --resume it, or "
                 "give another folder"
             )
+        for unfinished in self._folder.glob("step-*.partial"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def save(
         self,
@@ -94,6 +103,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, unless this step has one, and remove the oldest.
 
+        If a rank cannot write its part, there is a warning and no checkpoint.
+
         Args:
             position: how far the run has come.
             model: the model.
@@ -102,7 +113,7 @@ class Checkpoints:
             epoch_random: the global random numbers as they were when the epoch began.
 
         Raises:
-            OutputError: it cannot be written.
+            InputError: the state holds objects that could not be read again.
         """
         if position.step == self._newest_step:
             return
@@ -117,12 +128,13 @@ class Checkpoints:
             content["optimizer"] = optimizer.state_dict()
         target = self._folder / f"step-{position.step:08d}"
         partial = target.with_suffix(".partial")
-        try:
-            partial.mkdir(exist_ok=True)
-            torch.save(content, partial / _file(self._transport.rank))
-        except (OSError, RuntimeError) as error:
-            raise OutputError(f"{partial}: cannot be written: {error}") from None
-        self._transport.barrier()
+        own = partial / _file(self._transport.rank)
+        problem = self._first(checkpoint_file.write(own, content))
+        if problem is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            if self._transport.rank == 0:
+                logger.warning("no checkpoint at step %d: %s", position.step, problem)
+            return
         # Ranks of one host race for the rename: the first one does it for all.
         with suppress(FileNotFoundError):
             partial.rename(target)
@@ -142,7 +154,7 @@ class Checkpoints:
         engine: Engine,
         incomplete: bool = False,
     ) -> tuple[Position, randomness.States]:
-        """Restore the newest checkpoint; unfinished and newer ones are removed.
+        """Restore the newest checkpoint that is whole; newer ones are removed.
 
         If another number of ranks wrote it, what they remembered is shared out among
         these, and random numbers go on from where they are.
@@ -158,37 +170,35 @@ class Checkpoints:
             How far the run had come, and the ``epoch_random`` that was saved.
 
         Raises:
-            InputError: there is none, or it cannot be read, or is incomplete.
+            InputError: there is none, or none can be read, or it is incomplete.
         """
-        ranks, folder = self._transport, self._newest()
-        held = ranks.gather_objects({path.name for path in folder.glob("rank-*.pt")})
-        everything = set.union(*held)
-        holder = next((r for r in range(len(held)) if _file(0) in held[r]), 0)
-        as_before = len(everything) == ranks.world_size and all(
-            _file(rank) in here for rank, here in enumerate(held)
-        )
-        own = _file(ranks.rank)
-        if as_before or not everything:
-            mine = [own]
-        else:
-            mine = sorted(held[ranks.rank].difference(*held[: ranks.rank]))
-        contents = {file: self._read(folder / file) for file in mine}
-        common = contents.get(_file(0)) if ranks.rank == holder else None
-        common = ranks.broadcast_object(
-            common and {name: common[name] for name in COMMON}, holder
-        )
-        if common is None:
-            raise InputError(f"{folder / _file(0)}: is not there, and has the model")
+        folder, contents, as_before = self._newest()
+        common = self._common_part(folder, contents)
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])
         position = Position(**common["progress"])
         self._newest_step = position.step
         if as_before:
-            engine.load_state_dict(contents[own]["engine"])
-            randomness.restore(contents[own]["random"])
-            return position, contents[own]["epoch_random"]
+            own = contents[_file(self._transport.rank)]
+            engine.load_state_dict(own["engine"])
+            randomness.restore(own["random"])
+            return position, own["epoch_random"]
         written_by = self._share_out(folder, contents, engine, incomplete)
-        return position.among(written_by, ranks.world_size), randomness.states()
+        here = position.among(written_by, self._transport.world_size)
+        return here, randomness.states()
+
+    def _common_part(
+        self, folder: Path, contents: dict[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what rank 0 wrote for all, from a rank that has read its file."""
+        holders = self._transport.gather_objects(_file(0) in contents)
+        if True not in holders:
+            raise InputError(f"{folder / _file(0)}: is not there, and has the model")
+        holder, common = holders.index(True), None
+        if self._transport.rank == holder:
+            common = {name: contents[_file(0)][name] for name in COMMON}
+        shared: dict[str, Any] = self._transport.broadcast_object(common, holder)
+        return shared
 
     def _share_out(
         self,
@@ -230,34 +240,57 @@ class Checkpoints:
         )
         return written_by
 
-    def _newest(self) -> Path:
-        """Return the newest checkpoint that all ranks have, and remove what is newer.
+    def _newest(self) -> tuple[Path, dict[str, dict[str, Any]], bool]:
+        """Return the newest checkpoint that all ranks have and can read.
 
-        That is what a run left that was killed while it wrote: unfinished everywhere,
-        or finished on some hosts only.
+        What is newer is removed: it is damaged, or a run left it that was killed while
+        it wrote, unfinished everywhere or finished on some hosts only.
+
+        Returns:
+            Its folder, the files that this rank has read, and whether they are those
+            that the same ranks wrote.
         """
-        common = self._common()
-        if not common:
-            raise InputError(f"{self._folder}: no checkpoint to resume from")
-        newest = max(common)
+        problem = None
+        for name in sorted(self._common(), reverse=True):
+            folder = self._folder / name
+            files, as_before = self._to_read(folder)
+            contents, unreadable = checkpoint_file.read_all(folder, files)
+            found = self._first(unreadable)
+            if found is None:
+                if problem and self._transport.rank == 0:
+                    logger.warning("%s: going on from %s", problem, name)
+                self._remove_newer_than(name)
+                return folder, contents, as_before
+            problem = problem or found
+        raise InputError(problem or f"{self._folder}: no checkpoint to resume from")
+
+    def _to_read(self, folder: Path) -> tuple[list[str], bool]:
+        """Return the files that this rank reads, and whether all have their own."""
+        ranks = self._transport
+        held = ranks.gather_objects({path.name for path in folder.glob("rank-*.pt")})
+        everything = set.union(*held)
+        as_before = len(everything) == ranks.world_size and all(
+            _file(rank) in here for rank, here in enumerate(held)
+        )
+        if as_before or not everything:
+            return [_file(ranks.rank)], as_before
+        return sorted(held[ranks.rank].difference(*held[: ranks.rank])), False
+
+    def _first(self, problem: str | None) -> str | None:
+        """Return the first rank's problem, if any has one."""
+        problems = self._transport.gather_objects(problem)
+        return next((each for each in problems if each is not None), None)
+
+    def _remove_newer_than(self, name: str) -> None:
         for path in self._folder.glob("step-*"):
-            if path.name > newest:
+            if path.name > name:
                 shutil.rmtree(path, ignore_errors=True)
-        return self._folder / newest
 
     def _common(self) -> set[str]:
         """Return the names of those that all hosts have."""
         names_here = {path.name for path in self._all()}
         common: set[str] = set.intersection(*self._transport.gather_objects(names_here))
         return common
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = torch.load(path, weights_only=False)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"{path}: cannot be read: {reason}") from None
-        return content
 
     def _all(self) -> list[Path]:
         return sorted(

@@ -22,9 +22,10 @@ def seed_all(seed: int) -> None:
 
 def states() -> States:
     """Return the states of all global generators."""
+    name, keys, *rest = np.random.get_state()
     generators: States = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": (name, np.asarray(keys).tolist(), *rest),  # no array in checkpoints
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

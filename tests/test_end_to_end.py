@@ -70,7 +70,7 @@ def test_an_optimal_plan_trains_the_parameters_of_ddp(planned, ddp_parameters, e
         "--steps", STEPS, "--seed", SEED, "-o", f"{engine}.json",
         "--checkpoint", engine)  # fmt: skip
     last = planned / engine / f"step-{STEPS:08d}" / "rank-00000.pt"
-    ours = torch.load(last, weights_only=False)["model"]
+    ours = torch.load(last, weights_only=True)["model"]
     assert set(ours) == set(ddp_parameters)
     for name, start in initial.named_parameters():
         theirs = ddp_parameters[name]

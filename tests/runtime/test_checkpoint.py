@@ -1,6 +1,9 @@
 """Checkpoints: whole or not there, on one file system or on several."""
 
 import copy
+import hashlib
+import os
+import resource
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import TopK
+from comm_plan.runtime import checkpoint_file
 from comm_plan.runtime.checkpoint import KEEP, Position
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
@@ -51,22 +55,20 @@ def test_the_end_of_an_epoch_and_of_the_run_are_saved_once(tmp_path):
     ]
 
 
-class DyingTransport(LocalTransport):
-    """Ends the run at one of its barriers, which `save` has two of."""
+def test_a_run_killed_while_writing_resumes_from_the_checkpoint_before(
+    tmp_path, monkeypatch
+):
+    whole_file = checkpoint_file.write
 
-    def __init__(self, barriers):
-        super().__init__()
-        self.barriers = barriers
-
-    def barrier(self):
-        self.barriers -= 1
-        if self.barriers == 0:
+    def write(path, content):
+        if path.parent.name == "step-00000003.partial":
+            path.parent.mkdir()
             raise Killed
+        return whole_file(path, content)
 
-
-def test_a_run_killed_while_writing_resumes_from_the_checkpoint_before(tmp_path):
-    with pytest.raises(Killed):
-        run(tmp_path / "a", 4, DyingTransport(5))  # the first of step 3
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoint_file, "write", write)
+        run(tmp_path / "a", 4)
     assert names(tmp_path / "a") == [
         "step-00000001", "step-00000002", "step-00000003.partial"
     ]  # fmt: skip
@@ -94,8 +96,8 @@ def test_hosts_without_a_common_file_system_hold_their_own_ranks_files(tmp_path)
 
     run_ranks(2, rank, 3, False)
     for own in (0, 1):
-        files = [path.name for path in (tmp_path / str(own)).glob("step-*/*")]
-        assert set(files) == {f"rank-{own:05d}.pt"}
+        files = {path.name for path in (tmp_path / str(own)).glob("step-*/*")}
+        assert files == {f"rank-{own:05d}.pt", f"rank-{own:05d}.pt.sha256"}
     resumed = run_ranks(2, rank, 7, True)
     whole = run_ranks(2, lambda t: run(tmp_path / f"whole-{t.rank}", 7, t))
     assert {r.parameters_sha256 for r in resumed} == {whole[0].parameters_sha256}
@@ -136,7 +138,7 @@ def total(parts):
 def left(folder):
     """Return what the rank whose checkpoint it is had left."""
     (file,) = folder.glob("step-00000003/rank-*.pt")
-    (part,) = torch.load(file, weights_only=False)["engine"]["ranks"].values()
+    (part,) = torch.load(file, weights_only=True)["engine"]["ranks"].values()
     return part
 
 
@@ -147,8 +149,8 @@ def test_another_number_of_ranks_goes_on_and_nothing_is_lost(tmp_path, ranks, ho
     before = total(left(tmp_path / str(rank)) for rank in (0, 1))
     hosts = min(hosts, ranks)
     if hosts == 1:
-        file = "step-00000003/rank-00001.pt"
-        (tmp_path / "1" / file).rename(tmp_path / "0" / file)
+        for file in (tmp_path / "1" / "step-00000003").iterdir():
+            file.rename(tmp_path / "0" / "step-00000003" / file.name)
     remembered = {}
 
     @contextmanager
@@ -186,20 +188,118 @@ def test_the_place_in_the_data_is_kept_among_other_ranks():
     assert Position(step=9, epoch=1, batch=6).among(2, 3) == Position(9, 1, 4)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "absent", "foreign"])
-def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, damage):
+def damage(file, kind):
+    """Do to a file what disks and killed machines do."""
+    whole = bytearray(file.read_bytes())
+    if kind == "absent":
+        file.unlink()
+    elif kind == "bit flipped":
+        whole[len(whole) // 2] ^= 1
+        file.write_bytes(whole)
+    else:
+        content = {"cut": whole[:1000], "empty": b"", "foreign": b"hello"}[kind]
+        file.write_bytes(content)
+
+
+DAMAGES = ["cut", "empty", "foreign", "bit flipped"]
+
+
+@pytest.mark.parametrize("kind", [*DAMAGES, "absent"])
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, kind):
     run(tmp_path, 1)
     file = tmp_path / "step-00000001" / "rank-00000.pt"
-    whole = file.read_bytes()
-    if damage == "absent":
-        file.unlink()
-    else:
-        content = {"cut": whole[:1000], "empty": b"", "foreign": b"hello"}[damage]
-        file.write_bytes(content)
+    damage(file, kind)
     with pytest.raises(InputError) as caught:
         run(tmp_path, 2, resume=True)
-    assert str(caught.value).startswith(f"{file}: cannot be read: ")
+    what = "cannot be read: " if kind == "absent" else "is damaged: "
+    assert str(caught.value).startswith(f"{file}: {what}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, kind, rank, caplog):
+    run_ranks(2, lambda t: run(tmp_path / "a", 3, t))
+    file = tmp_path / "a" / "step-00000003" / f"rank-{rank:05d}.pt"
+    damage(file, kind)
+    resumed = run_ranks(2, lambda t: run(tmp_path / "a", 4, t, resume=True))
+    (line,) = caplog.messages
+    assert line.startswith(f"{file}: ")
+    assert line.endswith(": going on from step-00000002")
+    whole = run_ranks(2, lambda t: run(tmp_path / "b", 4, t))
+    assert len(resumed[0].iterations_s) == 2
+    assert resumed[0].parameters_sha256 == whole[0].parameters_sha256
+
+
+def test_any_flipped_bit_is_noticed(tmp_path):
+    file = tmp_path / "rank-00000.pt"
+    assert checkpoint_file.write(file, {"a": torch.arange(3)}) is None
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 7):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        contents, problem = checkpoint_file.read_all(tmp_path, [file.name])
+        assert not contents and "is damaged" in problem, place
+
+
+def test_reading_runs_no_code(tmp_path):
+    file = tmp_path / "rank-00000.pt"
+
+    class Malicious:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    with pytest.raises(InputError, match=r"holds .*pathlib.*, which files"):
+        checkpoint_file.write(file, {"a": Malicious()})
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.with_name("rank-00000.pt.sha256").write_text(f"{sha256}  {file.name}\n")
+    contents, problem = checkpoint_file.read_all(tmp_path, [file.name])
+    assert not contents and "cannot be read: Weights only load failed" in problem
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def small_disk(monkeypatch):
+    """Let no file grow beyond 1,000 bytes; give back how to lift that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def lift():
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield lift
+    lift()
+
+
+def test_on_a_full_disk_training_goes_on_with_a_warning(tmp_path, small_disk, caplog):
+    """It is full for the checkpoints of steps 1 and 2."""
+
+    @contextmanager
+    def room_after_two_steps(engine):
+        engine.between_steps = lambda: engine.step == 3 and small_disk()
+        yield
+
+    record = run(tmp_path / "a", 4, on_engine=room_after_two_steps)
+    assert len(record.iterations_s) == 4
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "no checkpoint at step 1", "no checkpoint at step 2"
+    ]  # fmt: skip
+    assert all(
+        "cannot be written: [Errno 27] File too large" in line
+        for line in caplog.messages
+    )
+    assert names(tmp_path / "a") == ["step-00000003", "step-00000004"]
+
+
+def test_a_disk_that_fills_loses_no_checkpoint(tmp_path, small_disk):
+    small_disk()
+    run(tmp_path, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    run(tmp_path, 4, resume=True)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    small_disk()
+    assert len(run(tmp_path, 4, resume=True).iterations_s) == 2
 
 
 def test_a_new_run_is_kept_apart_from_an_old_one(tmp_path):
@@ -210,18 +310,19 @@ def test_a_new_run_is_kept_apart_from_an_old_one(tmp_path):
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "step-00000001.partial").write_text("in the way")
-    with pytest.raises(OutputError, match=r"step-00000001\.partial: cannot be written"):
-        run(tmp_path, 1)
+def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="cannot be made"):
-        run(tmp_path / "step-00000001.partial" / "below", 1)
+        run(tmp_path / "file" / "below", 1)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do all
+    with pytest.raises(OutputError, match=f"{tmp_path}: cannot be written to"):
+        run(tmp_path, 1)
 
 
 def test_residuals_differ_from_rank_to_rank_and_the_model_is_there_once(tmp_path):
     run_ranks(2, lambda transport: run(tmp_path, 2, transport))
     first, second = (
-        torch.load(tmp_path / "step-00000002" / f"rank-{r:05d}.pt", weights_only=False)
+        torch.load(tmp_path / "step-00000002" / f"rank-{r:05d}.pt", weights_only=True)
         for r in (0, 1)
     )
     assert "model" in first and "model" not in second
