@@ -77,6 +77,7 @@ class EmulatedTransport(Transport):
         self.world_size = inner.world_size
         self.device = inner.device
         self.emulated_link: EmulatedLink = link
+        self.liveness = inner.liveness
         self._inner = inner
         self._duplicates: list[EmulatedTransport] = []
         self._came_s = _shared_table(inner)

@@ -28,6 +28,7 @@ from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
 from comm_plan.runtime.record import Recorder
 from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
+from comm_plan.transports.progress import Progress
 from comm_plan.workloads.base import Workload
 
 GTOPK_WARMUP = (0.25, 0.0725, 0.015, 0.004)
@@ -215,9 +216,11 @@ class Run:
     def _steps(self, epoch: int) -> Iterator[tuple[float, float]]:
         """Do the rest of an epoch; yield loss and seconds of each step."""
         for batch in self._rest_of_data(epoch):
+            self._tell(Progress(epoch, self.position.batch + 1))
             yield self._step(batch)
             if self._enough():
                 return
+        self._tell(Progress(epoch, self.position.batch, at_end=True))
         self.position = replace(self.position, epoch=epoch + 1, batch=0)
 
     def _rest_of_data(self, epoch: int) -> Iterator[Any]:
@@ -239,6 +242,10 @@ class Run:
             batches = iter(of_epoch())
             next(itertools.islice(batches, done, done), None)
         return batches
+
+    def _tell(self, progress: Progress) -> None:
+        if self.transport.liveness is not None:
+            self.transport.liveness.note(progress)
 
     def _step(self, batch: Any) -> tuple[float, float]:
         if self.options.learning_rate != UNCHANGED:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from comm_plan.errors import CollectiveError, RunError
     from comm_plan.plans import EmulatedLink
+    from comm_plan.transports.liveness import Liveness
 
 Reduction = Literal["sum", "max"]
 
@@ -34,6 +35,7 @@ class Transport(ABC):
         world_size: number of ranks.
         device: where the tensors of this rank live.
         emulated_link: what its collectives are held back to; None: nothing.
+        liveness: what is told how far this rank is in its data; None: nobody asks.
 
     Every method raises :class:`~comm_plan.errors.CollectiveError` when the collective
     fails or times out.
@@ -44,6 +46,7 @@ class Transport(ABC):
     world_size: int
     device: torch.device
     emulated_link: EmulatedLink | None = None
+    liveness: Liveness | None = None
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:

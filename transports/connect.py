@@ -29,6 +29,7 @@ import torch
 from comm_plan.errors import InputError
 from comm_plan.transports.backends import BACKENDS, Joining, find_backend
 from comm_plan.transports.base import Transport
+from comm_plan.transports.liveness import PATIENCE_S
 from comm_plan.transports.local import LocalTransport
 from comm_plan.transports.ranks import Place, place
 
@@ -47,7 +48,7 @@ def connect(
     *,
     timeout_s: float = 300.0,
     device: torch.device | str | None = None,
-    patience_s: float = 15.0,
+    patience_s: float = PATIENCE_S,
     report: Callable[[BaseException], None] = print_to_stderr,
 ) -> Iterator[Transport]:
     """Join the run this process was started for; leave it at the end of the block.

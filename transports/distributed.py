@@ -251,6 +251,7 @@ def _watched(
         report=report,
         patience_s=patience_s,
     )
+    transport.liveness = liveness
     try:
         yield transport
         transport.barrier()  # rank 0 keeps torch's store: it must not leave first

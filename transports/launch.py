@@ -4,8 +4,8 @@ The children get torchrun's variables (for the backend mpi: what mpirun sets), s
 command behaves as if torchrun or mpirun had started it.
 
 When a rank fails, the others are given time to end by themselves: they find out which
-rank it was, see :mod:`~comm_plan.transports.liveness`. No child outlives this process,
-on Linux not even when this process is killed.
+rank it was, see :mod:`~comm_plan.transports.liveness`. Nobody waits for one that is
+stopped. No child outlives this process, on Linux not even when this process is killed.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ def start_process(
 
 
 def end_processes(processes: Collection[Process]) -> None:
-    """End those that still run: SIGTERM, after 3 s SIGKILL."""
+    """End those that still run, or are stopped: SIGTERM, after 3 s SIGKILL."""
     for process in processes:
         process.terminate()
+        process.send_signal(signal.SIGCONT)
     wait_until_ended(processes, _TERMINATE_S)
     for process in processes:
         process.kill()
@@ -170,7 +171,11 @@ def _wait(children: Mapping[str, Process]) -> int:
     codes = {name: child.poll() or 0 for name, child in children.items()}
     # Ranks that failed between two looks: a killed one is not a consequence.
     name = min(codes, key=lambda name: (codes[name] >= 0, codes[name] == 0))
-    wait_until_ended(children.values(), _GRACE_S)
+    deadline_s = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline_s:
+        running = [child for child in children.values() if not _is_stopped(child)]
+        if wait_until_ended(running, _POLL_S):
+            break
     if codes[name] < 0:
         killer = signal.Signals(-codes[name])
         hint = ": out of memory?" if killer == signal.SIGKILL else ""
@@ -187,6 +192,14 @@ def wait_until_ended(processes: Collection[Process], timeout_s: float) -> bool:
         except subprocess.TimeoutExpired:
             return False
     return True
+
+
+def _is_stopped(process: Process) -> bool:
+    """Return whether ``process`` got SIGSTOP; macOS tells since Python 3.13."""
+    if process.poll() is not None or not hasattr(os, "waitid"):
+        return False
+    look = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, look) is not None
 
 
 def _cores() -> int:

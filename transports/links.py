@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import socket
-import time
 from contextlib import suppress
 from typing import Any, Protocol
 
 from comm_plan.errors import PeerError
+from comm_plan.transports.door import Door, hello, listen
+
+LOOPBACK = "127.0.0.1"
 
 _CONNECT_S = 30.0
-_HELLO_S = 5.0
 _WRITE_S = 1.0
+_LINE_NBYTES = 1 << 16
 
 
 class Ranks(Protocol):
@@ -32,6 +35,11 @@ class Ranks(Protocol):
 class Link:
     """A connection to one rank that carries lines.
 
+    Args:
+        connection: to it.
+        rank: the rank at the other end.
+        unread: what it has said already.
+
     Attributes:
         rank: the rank at the other end.
         closed: whether the other end was closed.
@@ -39,27 +47,32 @@ class Link:
         silent_beats: beats since it was heard last.
     """
 
-    def __init__(self, connection: socket.socket, rank: int) -> None:
+    def __init__(
+        self, connection: socket.socket, rank: int, unread: bytes = b""
+    ) -> None:
         connection.settimeout(_WRITE_S)
         self.rank = rank
         self.closed = False
         self.done = False
         self.silent_beats = 0
         self._connection = connection
-        self._unread = b""
+        self._unread = unread
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
         return self._connection.fileno()
 
     def read(self) -> list[str]:
-        """Return the whole lines that have come; note when the other end closed."""
+        """Return the whole lines that have come; note when the other end closed.
+
+        A line without end counts as closed.
+        """
         try:
             received = self._connection.recv(4096)
         except OSError:
             received = b""
-        self.closed = not received
         *lines, self._unread = (self._unread + received).split(b"\n")
+        self.closed = not received or len(self._unread) > _LINE_NBYTES
         return [line.decode(errors="replace") for line in lines]
 
     def write(self, line: str) -> None:
@@ -107,10 +120,11 @@ def connect_links(ranks: Ranks, address: str) -> list[Link]:
         PeerError: the connections do not come about within 30 s.
     """
     if ranks.rank == 0:
-        with _listen(address) as server:
-            ranks.broadcast_object((address, server.getsockname()[1]))
-            return _accept(server, ranks.world_size)
-    host, port = ranks.broadcast_object(None)
+        secret = secrets.token_hex(16)
+        with listen(address) as server:
+            ranks.broadcast_object((address, server.getsockname()[1], secret))
+            return _admit(Door(server, secret, ranks.world_size), ranks.world_size)
+    host, port, secret = ranks.broadcast_object(None)
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_S)
     except OSError as error:
@@ -119,42 +133,19 @@ def connect_links(ranks: Ranks, address: str) -> list[Link]:
             f"({error}): let the hosts of a run reach each other on all ports"
         ) from error
     link = Link(connection, rank=0)
-    link.write(f"hello {ranks.rank}")
+    link.write(hello(ranks.rank, secret))
     return [link]
 
 
-def _listen(address: str) -> socket.socket:
-    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    only_here = address in ("127.0.0.1", "::1", "localhost")
-    return socket.create_server((address if only_here else "", 0), family=family)
-
-
-def _accept(server: socket.socket, world_size: int) -> list[Link]:
-    links: dict[int, Link] = {}
-    deadline_s = time.monotonic() + _CONNECT_S
-    while len(links) < world_size - 1:
-        server.settimeout(max(deadline_s - time.monotonic(), 0.001))
-        try:
-            connection, _ = server.accept()
-        except TimeoutError:
-            missing = sorted(set(range(1, world_size)) - set(links))
-            raise PeerError(
-                f"ranks {missing} do not connect to rank 0: let the hosts of a run "
-                "reach each other on all ports"
-            ) from None
-        rank = _read_hello(connection)
-        if 0 < rank < world_size:
-            links[rank] = Link(connection, rank)
-        else:
-            connection.close()  # a stranger
-    return list(links.values())
-
-
-def _read_hello(connection: socket.socket) -> int:
-    """Return the rank that connects, -1 for none; leave what it says next unread."""
-    connection.settimeout(_HELLO_S)
-    with suppress(OSError, ValueError):
-        with connection.makefile("rb", buffering=0) as unbuffered:
-            word, rank = unbuffered.readline(32).split()
-        return int(rank) if word == b"hello" else -1
-    return -1
+def _admit(door: Door, world_size: int) -> list[Link]:
+    door.admit(_CONNECT_S)
+    missing = sorted(set(range(1, world_size)) - set(door.inside))
+    if missing:
+        raise PeerError(
+            f"ranks {missing} do not connect to rank 0: let the hosts of a run "
+            "reach each other on all ports"
+        )
+    return [
+        Link(connection, rank, unread)
+        for rank, (connection, unread) in door.inside.items()
+    ]

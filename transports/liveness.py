@@ -2,13 +2,15 @@
 
 A collective that fails says "connection reset", on some ranks at once and on others
 never, and seldom names the rank that is to blame. So every rank keeps one TCP
-connection to rank 0, served by a daemon thread. Three things are seen there:
+connection to rank 0, served by a daemon thread. Four things are seen there:
 
 * A process that ends, however it ends, has its connection closed by the kernel: a close
   without a word before it means that the rank died.
 * A rank that fails on its own says why, in one line, before it leaves.
 * Both sides send a beat twice a second; a rank that is stopped, or cut off from the
   network, goes silent while its connection stays open.
+* A beat says which batch its rank has come to, so that a rank that has run out of
+  batches is known while the others wait for it in a collective.
 
 The first finding is the verdict. Rank 0 passes it on, so that every rank reports the
 same cause. A collective that failed is looked up with :meth:`Liveness.explain`. A rank
@@ -18,7 +20,8 @@ will not return, is ended by its daemon thread.
 Silence is counted in this process's own beats, not by the clock: after the whole job
 was suspended and resumed nobody looks dead.
 
-MPI needs none of this: ``MPI_Abort`` ends all ranks and mpirun names the first.
+Under MPI mpirun ends all ranks once one has ended badly; there the connections serve to
+find a rank that is stopped or has run out of batches.
 """
 
 from __future__ import annotations
@@ -32,8 +35,16 @@ from contextlib import suppress
 
 from comm_plan.errors import CollectiveError, PeerError, RunError
 from comm_plan.transports.links import Link, Ranks, connect_links
+from comm_plan.transports.progress import Progress
+
+PATIENCE_S = 12.0
+"""A rank silent for so long is given up; with what follows, all have ended in 20 s."""
+
+GRACE_S = 3.0
+"""How long a rank may take no notice of a verdict before it is ended."""
 
 _BEAT_S = 0.5
+_STUCK_S = 0.2  # as long as the others need to read the verdict
 _EXPLAIN_S = 3.0  # how long a failed collective waits for a verdict
 _LINGER_S = 5.0  # how long a rank stays for the others to read its last words
 _MAX_CAUSE = 2000  # characters
@@ -64,8 +75,8 @@ class Liveness:
         *,
         address: str,
         report: Callable[[PeerError], None],
-        patience_s: float = 15.0,
-        grace_s: float = 5.0,
+        patience_s: float = PATIENCE_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._rank = ranks.rank
         self._report = report
@@ -77,6 +88,7 @@ class Liveness:
         self._leaving = False
         self._sending = threading.Lock()
         self._left: list[int] = []
+        self._progress = {ranks.rank: Progress()}
         self._links = connect_links(ranks, address)
         # A forked child (a data loader's worker) would keep the connections open
         # after this process died.
@@ -108,6 +120,13 @@ class Liveness:
         self._noticed.set()
         one_line = " ".join(cause.split())[:_MAX_CAUSE]
         self._judge(f"rank {self._rank} failed: {one_line}")
+
+    def note(self, progress: Progress) -> None:
+        """Note how far this rank is in its data; the others learn it with a beat."""
+        is_news = progress.at_end or self._progress[self._rank].at_end
+        self._progress[self._rank] = progress
+        if is_news:
+            self._send(f"beat {progress}")
 
     def close(self) -> None:
         """Leave: without a verdict as a rank whose work is done.
@@ -157,11 +176,33 @@ class Liveness:
         link.silent_beats = 0
         if word == "done":
             link.done = True
+        elif word == "beat":
+            self._progress[link.rank] = Progress.parse(rest)
         elif word == "verdict":
             self._judge(rest)
+        elif word == "stuck":
+            self._judge(rest, is_stuck=True)
+
+    def _compare_progress(self) -> None:
+        """Judge a rank that has run out of batches while another has begun one more.
+
+        Both now wait for each other in collectives that will never end.
+        """
+        everyone = list(self._progress.items())
+        first, furthest = max(everyone, key=lambda item: item[1].in_order)
+        for rank, progress in everyone:
+            if progress.ran_out_before(furthest):
+                self._judge(
+                    f"rank {rank} has run out of batches in epoch {progress.epoch} "
+                    f"after {progress.batches}, rank {first} has more: give all ranks "
+                    "as many",
+                    is_stuck=True,
+                )
 
     def _beat(self) -> None:
-        self._send("beat")
+        self._send(f"beat {self._progress[self._rank]}")
+        if self._rank == 0:
+            self._compare_progress()
         for link in self._links:
             link.silent_beats += 1
             if not link.done and link.silent_beats * _BEAT_S >= self._patience_s:
@@ -170,13 +211,21 @@ class Liveness:
                     "stopped or cut off from the network"
                 )
 
-    def _judge(self, verdict: str) -> None:
-        """Make ``verdict`` known, unless there is one."""
+    def _judge(self, verdict: str, *, is_stuck: bool = False) -> None:
+        """Make ``verdict`` known, unless there is one.
+
+        Args:
+            verdict: what the main thread of every rank is to take notice of.
+            is_stuck: none of them can, each waits for another.
+        """
         if self._verdict is None and not self._leaving:
             self._verdict = verdict
-            self._send(f"verdict {verdict}")
+            self._send(f"{'stuck' if is_stuck else 'verdict'} {verdict}")
             self._judged.set()
-            threading.Thread(target=self._end_unless_noticed, daemon=True).start()
+            wait_s = _STUCK_S if is_stuck else self._grace_s
+            threading.Thread(
+                target=self._end_unless_noticed, args=(wait_s,), daemon=True
+            ).start()
 
     def _send(self, line: str) -> None:
         with self._sending:
@@ -191,9 +240,9 @@ class Liveness:
             for link in list(self._links):
                 link.finish_writing()
 
-    def _end_unless_noticed(self) -> None:
+    def _end_unless_noticed(self, wait_s: float) -> None:
         """End this process if its main thread does not come back."""
-        if not self._noticed.wait(self._grace_s):
+        if not self._noticed.wait(wait_s):
             with suppress(Exception):
                 self._report(PeerError(self._verdict))
             os._exit(1)

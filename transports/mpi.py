@@ -4,11 +4,14 @@ Tensors are handed over as buffers of the CPU; a CUDA tensor is copied there and
 MPI has no half-precision type, so fp16 and bf16 are reduced here: all-to-all of the
 parts, sum in float32, all-gather, which moves the volume of a ring all-reduce.
 
-A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank.
+A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank. One
+that is stopped, which mpirun does not see, is found by the others
+(:mod:`~comm_plan.transports.liveness`).
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +24,8 @@ import torch
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
+from comm_plan.transports.links import LOOPBACK, reachable_address
+from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
 
 try:
@@ -167,16 +172,25 @@ def join(joining: Joining) -> Iterator[Transport]:
 
     Raises:
         InputError: MPI has other ranks than the launcher started, or no threads.
+        PeerError: the ranks cannot connect to rank 0.
     """
     transport = _transport(joining.here, joining.device)
+    transport.liveness = Liveness(
+        transport,
+        address=_address(transport),
+        report=joining.report,
+        patience_s=joining.patience_s,
+    )
     try:
         yield transport
+        transport.barrier()  # who leaves first would look dead to the others
     except BaseException as error:
         if isinstance(error, InputError) and transport.rank > 0:
             time.sleep(RANK_0_FIRST_S)
         joining.report(error)
         transport.abort(getattr(error, "exit_code", 1))
         raise
+    transport.liveness.close()
 
 
 def joined(here: Place) -> Transport | None:
@@ -198,6 +212,18 @@ def mpi_world() -> MPI.Comm:
             "mpi4py.rc.thread_level alone"
         )
     return MPI.COMM_WORLD
+
+
+def _address(ranks: MpiTransport) -> str:
+    """Return the address at which the others reach rank 0; on rank 0 only.
+
+    That is the local one on the way to another host, if there is one.
+    """
+    first, *others = ranks.gather_objects(socket.gethostname())
+    elsewhere = [host for host in others if host != first]
+    if ranks.rank > 0 or not elsewhere:
+        return LOOPBACK
+    return reachable_address(elsewhere[0])
 
 
 def _transport(here: Place, device: torch.device) -> MpiTransport:

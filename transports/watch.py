@@ -27,13 +27,8 @@ import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError, RunError
 from comm_plan.transports.connect import print_to_stderr
-from comm_plan.transports.links import Ranks, reachable_address
+from comm_plan.transports.links import LOOPBACK, Ranks, reachable_address
 from comm_plan.transports.liveness import Liveness
-
-LOOPBACK = "127.0.0.1"
-
-GRACE_S = 3.0
-"""How long a rank may take no notice of a verdict before it is ended."""
 
 
 class Watch:
@@ -51,7 +46,6 @@ class Watch:
             ranks,
             address=reachable_address(address),
             report=print_to_stderr,
-            grace_s=GRACE_S,
         )
         self._before = sys.excepthook
         sys.excepthook = self._on_exception

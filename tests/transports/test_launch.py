@@ -127,6 +127,14 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="no way to know it")
+def test_nobody_waits_for_a_stopped_rank(monkeypatch):
+    """Stopped ranks do not react to SIGTERM; they are let go on for that."""
+    monkeypatch.setattr(launch, "_GRACE_S", 1000.0)
+    monkeypatch.setattr(launch, "_TERMINATE_S", 1000.0)
+    assert run_local(python(END_OF_RANK, "SIGSTOP", "3", "0"), 3) == 3
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_no_rank_outlives_a_killed_parent():
     run_two = (

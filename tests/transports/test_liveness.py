@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import socket
+import itertools
 import sys
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import builds, integers, lists
 
 from comm_plan.errors import CollectiveError, PeerError, RunError
-from comm_plan.tests.support.harness import run_ranks
+from comm_plan.tests.support.harness import mpirun, run_ranks
 from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import launch, liveness
 from comm_plan.transports.launch import run_local
-from comm_plan.transports.links import connect_links, reachable_address
+from comm_plan.transports.links import reachable_address
 from comm_plan.transports.liveness import Liveness
+from comm_plan.transports.progress import Progress
 
 RANKS = 4
 
@@ -84,27 +88,40 @@ def test_the_first_verdict_stays():
     assert run_ranks(1, program) == ["rank 0 failed: first"]
 
 
-def test_strangers_at_the_door_are_sent_away():
-    class Knocking:
-        def __init__(self, transport):
-            self.rank, self.world_size = transport.rank, transport.world_size
-            self._transport = transport
+def note_all(transport, progress):
+    """Let every rank say where it is; return the verdict of each, None at the end."""
+    reports = []
+    watched = watch(transport, reports)
+    watched.note(progress[transport.rank])
+    transport.barrier()
+    verdict = None
+    if len(set(progress)) > 1:
+        assert watched._judged.wait(20)
+        verdict = watched._verdict
+    watched.close()
+    return verdict
 
-        def broadcast_object(self, value, root=0):
-            address = self._transport.broadcast_object(value, root)
-            for words in (b"GET / HTTP/1.1\n", b"hello 7\n", b""):
-                with socket.create_connection(address) as stranger:
-                    stranger.sendall(words)
-            return address
 
-    def program(transport):
-        links = connect_links(Knocking(transport), "127.0.0.1")
-        transport.barrier()
-        for link in links:
-            link.close()
-        return sorted(link.rank for link in links)
+@pytest.mark.parametrize("short", range(3))
+def test_a_rank_that_has_run_out_of_batches_is_named(short):
+    progress = [Progress(2, 8)] * 3
+    progress[short] = Progress(2, 7, at_end=True)
+    verdicts = run_ranks(3, note_all, progress)
+    first = min({0, 1, 2} - {short})
+    assert set(verdicts) == {
+        f"rank {short} has run out of batches in epoch 2 after 7, rank {first} has "
+        "more: give all ranks as many"
+    }
 
-    assert run_ranks(3, program) == [[1, 2], [0], [0]]
+
+@given(lists(builds(Progress, integers(0, 2), integers(0, 9)), min_size=2, max_size=5))
+def test_nobody_is_blamed_who_still_has_batches(everyone):
+    for progress, other in itertools.permutations(everyone, 2):
+        assert not progress.ran_out_before(other)
+        ended = replace(progress, at_end=True)
+        more = other.batches > progress.batches and other.epoch == progress.epoch
+        assert ended.ran_out_before(other) == more
+        assert Progress.parse(str(ended)) == ended
 
 
 def test_rank_0_is_reached_where_the_others_look_for_it():
@@ -138,12 +155,31 @@ def test_the_cause_of_a_failing_rank_reaches_every_other(capfd):
     ]
 
 
+SILENT = (
+    "on the spot: rank 2 is silent for 4 s: it is stopped or cut off from the network"
+)
+
+
 @pytest.mark.slow
 def test_ranks_stuck_with_a_stopped_one_are_ended(capfd, monkeypatch):
-    monkeypatch.setattr(launch, "_GRACE_S", 3.0)
-    monkeypatch.setattr(launch, "_TERMINATE_S", 0.1)
+    """And nobody waits for it: the test would never end."""
+    monkeypatch.setattr(launch, "_GRACE_S", 1000.0)
+    monkeypatch.setattr(launch, "_TERMINATE_S", 1000.0)
     assert run("gloo", "stop", 2, 4.0) == 1
-    assert capfd.readouterr().err.splitlines() == [
-        "on the spot: rank 2 is silent for 4 s: it is stopped or cut off from the "
-        "network"
-    ] * (RANKS - 1)
+    assert capfd.readouterr().err.splitlines() == [SILENT] * (RANKS - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
+def test_a_stopped_rank_is_named_under_mpi_too(capfd):
+    """Mpirun ends the others once the first of them has ended."""
+    command = [sys.executable, "-m", connecting_ranks.__name__]
+    assert run_local([*command, "mpi", "stop", "2", "4.0"], RANKS, "mpi") == 1
+    assert SILENT in capfd.readouterr().err.splitlines()
+
+
+def test_all_have_ended_20_s_after_a_rank_stopped():
+    """The bounds that hold: the rest is left to mpirun and to busy machines."""
+    a_beat_late = 2 * liveness._BEAT_S
+    assert liveness.PATIENCE_S + a_beat_late + liveness.GRACE_S <= 17
