@@ -412,6 +412,12 @@ def train(
                 density_warmup=_warmup(training.density_warmup),
                 watcher=watch,
                 on_engine=on_engine,
+                agreed={
+                    "option adapt": adapt is not None,
+                    "option diagnostics": diagnostics is not None,
+                    "option diagnostics_every": diagnostics_every,
+                    "option emulate_link": emulate_link,
+                },
             ),
         )
     _finish(record, output, json)

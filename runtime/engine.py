@@ -49,7 +49,12 @@ from comm_plan.compressors.base import VELOCITY
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
-from comm_plan.runtime.agreement import check_plan, check_ranks
+from comm_plan.runtime.agreement import (
+    check_plan,
+    check_ranks,
+    check_settings,
+    installed,
+)
 from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
@@ -130,6 +135,16 @@ class Engine(Joinable):
         _check_options(model, on_nonfinite)
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
+        check_settings(
+            {
+                **installed(),
+                "seed": seed,
+                "on_nonfinite": on_nonfinite,
+                "find_unused_parameters": find_unused_parameters,
+                "broadcast_buffers": broadcast_buffers,
+            },
+            transport,
+        )
         _close_engine_of(model)
         self.model = model
         self.step = 0

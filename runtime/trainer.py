@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     closing,
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import nn
 
 from comm_plan.plans import Evaluation, Plan, RunRecord
 from comm_plan.runtime import randomness
+from comm_plan.runtime.agreement import check_settings
 from comm_plan.runtime.checkpoint import Checkpoints, Position
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
@@ -84,6 +85,7 @@ class Options:
         density_warmup: densities of the first epochs for sparse methods.
         watcher: is called after each step.
         on_engine: is lent the engine for the length of the run.
+        agreed: what else must be the same on all ranks, by name.
     """
 
     epochs: int | None = None
@@ -99,6 +101,20 @@ class Options:
     density_warmup: Sequence[float] = ()
     watcher: Watcher = watch_nothing
     on_engine: OnEngine = leave_alone
+    agreed: Mapping[str, object] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, object]:
+        """Return what must be the same on all ranks, by name."""
+        each = {one.name: getattr(self, one.name) for one in fields(self)}
+        agreed = each.pop("agreed")
+        # Folders may be called otherwise on other hosts.
+        each["checkpoint"] = "given" if self.checkpoint else "not given"
+        return {
+            **{
+                f"option {n}": value for n, value in each.items() if not callable(value)
+            },
+            **agreed,
+        }
 
 
 def train(
@@ -124,7 +140,13 @@ def train(
 def running(
     workload: Workload, plan: Plan, transport: Transport, options: Options
 ) -> Iterator[Run]:
-    """Lend a run that is about to begin."""
+    """Lend a run that is about to begin.
+
+    Raises:
+        MismatchError: the plan does not fit the workload or the run, or ranks differ.
+    """
+    of_workload = {"workload": workload.name, "batch size": workload.batch_size}
+    check_settings({**of_workload, **options.settings()}, transport)
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())

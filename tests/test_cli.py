@@ -377,6 +377,17 @@ def test_a_killed_rank_ends_the_run_and_is_named_by_the_others(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_runs_out_of_batches_is_named(tmp_path):
+    run = run_with_a_victim(tmp_path, "return", 1, ranks=2)
+    assert run.returncode == 1, run.stderr
+    (line,) = {li.partition(": rank ")[2][3:] for li in run.stderr.splitlines()}
+    assert line == (
+        "rank 1 has run out of batches in epoch 0 after 20, rank 0 has more: give all "
+        "ranks as many"
+    )
+
+
+@pytest.mark.slow
 def test_an_exception_on_one_rank_is_told_by_all(tmp_path):
     run = run_with_a_victim(tmp_path, "raise ValueError('bad sample')", 1)
     assert run.returncode == 1, run.stderr

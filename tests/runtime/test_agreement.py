@@ -1,0 +1,141 @@
+"""Whatever one rank was given otherwise is named, with the ranks, on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from comm_plan.errors import MismatchError
+from comm_plan.runtime import agreement
+from comm_plan.runtime.agreement import check_settings, installed
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.trainer import Options, running
+from comm_plan.tests.runtime.trainings import net, plan_for, workload
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+RANKS = 3
+
+
+def refusals(check):
+    """Return what ``check(transport)`` raises on each rank; None: nothing."""
+
+    def program(transport):
+        try:
+            check(transport)
+        except MismatchError as error:
+            return str(error)
+        return None
+
+    return run_ranks(RANKS, program)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((2, 2, 2), None),
+        ((2, 3, 2), "epochs is 3 on rank 1, 2 on rank 0: let all ranks have the same"),
+        ((2, 3, 4), "epochs is 3 on ranks 1, 2, 2 on rank 0: let all ranks have the s"),
+        ((None, 3, 3), "epochs is 3 on ranks 1, 2, None on rank 0: let all ranks have"),
+    ],
+)
+def test_the_setting_and_the_ranks_are_named_everywhere(values, message):
+    def check(transport):
+        same = {"steps": 7}
+        check_settings({**same, "epochs": values[transport.rank]}, transport)
+
+    for refusal in refusals(check):
+        assert refusal == message or refusal.startswith(message)
+
+
+def test_a_setting_that_others_do_not_know_differs():
+    """As with another version of comm-plan."""
+
+    def check(transport):
+        known = {"new": 1} if transport.rank == 2 else {}
+        check_settings(known, transport)
+
+    assert refusals(check) == [
+        "new is 1 on rank 2, absent on rank 0: let all ranks have the same"
+    ] * RANKS  # fmt: skip
+
+
+OTHERWISE = {
+    "epochs": 9,
+    "steps": 9,
+    "seed": 9,
+    "checkpoint": Path("there"),
+    "checkpoint_every": 9,
+    "resume": True,
+    "elastic": True,
+    "on_nonfinite": "skip",
+    "find_unused_parameters": True,
+    "density_warmup": (0.5,),
+    "agreed": {"option adapt": True},
+}
+FREE = {"watcher", "on_engine"}
+
+
+def test_every_option_of_a_training_is_compared_or_free():
+    assert {field.name for field in fields(Options)} == OTHERWISE.keys() | FREE
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_rank_trained_with_another_option_is_named(name):
+    def check(transport):
+        here = {name: OTHERWISE[name]} if transport.rank == 1 else {}
+        options = replace(Options(), **here)
+        plan = plan_for(net(), RANKS)
+        with running(workload(world_size=RANKS), plan, transport, options):
+            pytest.fail("it began")
+
+    shown = "option adapt" if name == "agreed" else f"option {name}"
+    for refusal in refusals(check):
+        assert refusal.startswith(f"{shown} is ")
+        assert " on rank 1, " in refusal
+
+
+def test_folders_of_checkpoints_may_be_called_otherwise_on_other_hosts():
+    here, there = (Options(checkpoint=Path(name)).settings() for name in "ab")
+    assert here == there != Options().settings()
+
+
+def test_another_batch_size_on_one_rank_is_named():
+    def check(transport):
+        size = 4 + (transport.rank == 2)
+        training = replace(workload(world_size=RANKS), batch_size=size)
+        with running(training, plan_for(net(), RANKS), transport, Options()):
+            pytest.fail("it began")
+
+    expected = "batch size is 5 on rank 2, 4 on rank 0: let all ranks have the same"
+    assert refusals(check) == [expected] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("seed", 1), ("on_nonfinite", "stop"), ("find_unused_parameters", True),
+     ("broadcast_buffers", False)],
+)  # fmt: skip
+def test_a_rank_whose_engine_has_another_option_is_named(name, other):
+    def check(transport):
+        model = net()
+        options = {name: other} if transport.rank == 2 else {}
+        Engine(model, plan_for(model, RANKS), transport, **options)
+
+    for refusal in refusals(check):
+        assert refusal.startswith(f"{name} is {other!r} on rank 2, ")
+
+
+def test_versions_and_variables_of_backends_are_compared(monkeypatch):
+    same = installed()
+    assert same["version of torch"] == torch.__version__
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setattr(agreement, "__version__", "0.0")
+    other = installed()
+    assert {name for name in same if same[name] != other[name]} == {
+        "version of comm-plan", "$NCCL_ALGO"
+    }  # fmt: skip
+    check_settings(other, LocalTransport())
