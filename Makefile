@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LINTERS := ruff-check ruff-format mypy lint-imports
 
-.PHONY: demo test test-fast lint $(LINTERS) format tables docs bench clean
+.PHONY: demo test test-fast lint $(LINTERS) format tables docs papers bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,9 @@ tables: $(STAMP)  ## write again what is made from code: JSON Schemas, tables in
 
 docs: $(STAMP)  ## the site, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
+
+papers: $(STAMP)  ## docs/reproduction.md: the papers' figures beside ours
+	$(BIN)/comm-plan reproduce -o docs/reproduction.md
 
 bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchmarks/results
 	$(BIN)/python -m comm_plan.benchmarks.fits_on_hosts

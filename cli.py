@@ -642,6 +642,24 @@ def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
 
 
 @app.command()
+def reproduce(
+    output: Annotated[Path, typer.Option("-o", "--output")] = Path("reproduction.md"),
+) -> None:
+    """Set the papers' figures beside ours, on a page."""
+    from rich.markdown import Markdown
+
+    from comm_plan.plans import check_writable
+    from comm_plan.plans.document import write_atomically
+    from comm_plan.reproduction.page import page
+
+    check_writable(output)
+    text = page()
+    write_atomically(output, text)
+    screen.show(Markdown(text))
+    screen.say(f"wrote {output}")
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option("-o", "--output")] = Path("demo-output"),
     ranks: Annotated[

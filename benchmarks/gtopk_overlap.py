@@ -13,23 +13,14 @@ that both have, and the share of the exact result's magnitude that the tree's ha
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from itertools import product
 
-import numpy as np
-import torch
-
 from comm_plan.benchmarks import tables
-from comm_plan.collectives.exact_gtopk import top_of_all
-from comm_plan.collectives.gtopk import rounds
-from comm_plan.collectives.top_of_sum import merger
-from comm_plan.transports.message import Message
+from comm_plan.reproduction.gtopk_tree import NUMEL, TAILS, overlap
 
-NUMEL = 100_000
 DENSITY = 0.001
 RANKS = (2, 4, 8, 16, 32, 64)
 SHARED = (0.0, 0.1, 0.5)
-TAILS = {"normal": np.inf, "t3": 3.0}
 DRAWS = 10
 CASES = [*product(TAILS.items(), SHARED)]
 
@@ -59,45 +50,6 @@ def main() -> None:
         f"gradients' variance that ranks have in common; {facts}."
     )
     print(tables.save("gtopk-overlap", [meaning, table], {"rows": figures}))
-
-
-def overlap(
-    ranks: int, freedom: float, shared: float, k: int, seed: int
-) -> tuple[float, float]:
-    """Return the shares of the exact result's indices and magnitude that a tree has."""
-    rng = np.random.default_rng(seed)
-    common = _elements(rng, freedom)
-    messages = [
-        _top(np.sqrt(shared) * common + np.sqrt(1 - shared) * own, k)
-        for own in (_elements(rng, freedom) for _ in range(ranks))
-    ]
-    values, indices = top_of_all(messages, [k])
-    exact = dict(zip(indices.tolist(), values.abs().tolist(), strict=True))
-    _, found = tree(messages, [k])
-    hits = [exact[index] for index in found.tolist() if index in exact]
-    return len(hits) / k, sum(hits) / sum(exact.values())
-
-
-def tree(messages: Sequence[Message], counts: Sequence[int]) -> Message:
-    """Return what rank 0 holds after all rounds, in this process."""
-    merge = merger(counts, torch.device("cpu"))
-    totals = [merge.prepare(message) for message in messages]
-    for pairs in rounds(len(totals)):
-        for receiver, sender in pairs:
-            totals[receiver], _ = merge(totals[receiver], totals[sender])
-    return totals[0]
-
-
-def _elements(rng: np.random.Generator, freedom: float) -> np.ndarray:
-    if np.isinf(freedom):
-        return rng.standard_normal(NUMEL)
-    return rng.standard_t(freedom, NUMEL)
-
-
-def _top(gradient: np.ndarray, k: int) -> Message:
-    indices = np.sort(np.argpartition(-np.abs(gradient), k)[:k]).astype(np.int32)
-    values = gradient[indices].astype(np.float32)
-    return torch.from_numpy(values), torch.from_numpy(indices)
 
 
 if __name__ == "__main__":

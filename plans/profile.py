@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -205,7 +206,43 @@ class Profile(Document):
         backward_s = self.backward_s * factor
         return self.model_copy(update={"backward_s": backward_s, "tensors": tensors})
 
+    def lasting(self, iteration_s: float) -> Self:
+        """Return the profile with all of the model's times scaled to this iteration.
+
+        Raises:
+            ValueError: forward, backward and update take no time at all.
+        """
+        total_s = self.forward_s + self.backward_s + self.update_s
+        if not total_s > 0:
+            raise ValueError("a profile without times cannot be scaled")
+        factor = iteration_s / total_s
+        slower = self.with_slower_backward(factor)
+        times = {
+            "forward_s": self.forward_s * factor,
+            "update_s": self.update_s * factor,
+        }
+        return slower.model_copy(update=times)
+
+    def by_layer(self) -> Self:
+        """Return the profile with the tensors of each layer as one, ready as its last.
+
+        Neighbours of the same layer and dtype: a layer's weight and bias.
+        """
+
+        def kind(tensor: TensorTiming) -> tuple[str, str]:
+            return tensor.layer, tensor.dtype
+
+        groups = [tuple(members) for _, members in groupby(self.tensors, key=kind)]
+        return self.model_copy(update={"tensors": tuple(map(_as_one, groups))})
+
     @property
     def nbytes(self) -> int:
         """Size of all gradients in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def _as_one(members: tuple[TensorTiming, ...]) -> TensorTiming:
+    """Return tensors of one layer as one, called as the first."""
+    numel = sum(member.numel for member in members)
+    merged = {"shape": (numel,), "numel": numel, "ready_s": members[-1].ready_s}
+    return members[0].model_copy(update=merged)

@@ -86,5 +86,6 @@ def test_a_wheel_holds_every_file_that_is_read():
     listed = re.search(r"^comm_plan = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
     patterns = re.findall(r'"([^"]+)"', listed[1])
     shipped = {file for pattern in patterns for file in ROOT.glob(pattern)}
-    read = (ROOT / "report" / "page" / "templates", ROOT / "plans" / "schemas")
+    folders = ("report/page/templates", "plans/schemas", "reproduction/data")
+    read = (ROOT / folder for folder in folders)
     assert {file for folder in read for file in folder.iterdir()} <= shipped

@@ -1,0 +1,70 @@
+"""How many of the exact k largest gTop-k's tree finds.
+
+Every rank's gradient is a part that all share and a part of its own. Each sends its k
+largest; the tree (:mod:`comm_plan.collectives.gtopk`) is compared with the sum of all
+messages cut to its k largest (:mod:`comm_plan.collectives.exact_gtopk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from comm_plan.collectives.exact_gtopk import top_of_all
+from comm_plan.collectives.gtopk import rounds
+from comm_plan.collectives.top_of_sum import merger
+from comm_plan.transports.message import Message
+
+NUMEL = 100_000
+TAILS = {"normal": np.inf, "Student's t, 3 degrees": 3.0}
+"""Degrees of freedom of the elements' distribution; fewer: heavier tails."""
+
+
+def overlap(
+    ranks: int, freedom: float, shared: float, k: int, seed: int
+) -> tuple[float, float]:
+    """Return the shares of the exact result's indices and magnitude that a tree has.
+
+    Args:
+        ranks: how many.
+        freedom: of Student's t; infinite: normal.
+        shared: the share of the variance that all ranks have in common.
+        k: how many each rank sends.
+        seed: of the draw.
+    """
+    rng = np.random.default_rng(seed)
+    common = _elements(rng, freedom)
+    messages = [
+        _top(np.sqrt(shared) * common + np.sqrt(1 - shared) * own, k)
+        for own in (_elements(rng, freedom) for _ in range(ranks))
+    ]
+    values, indices = top_of_all(messages, [k])
+    exact = dict(zip(indices.tolist(), values.abs().tolist(), strict=True))
+    _, found = tree(messages, [k])
+    hits = [exact[index] for index in found.tolist() if index in exact]
+    return len(hits) / k, sum(hits) / sum(exact.values())
+
+
+def tree(messages: Sequence[Message], counts: Sequence[int]) -> Message:
+    """Return what rank 0 holds after all rounds, in this process."""
+    merge = merger(counts, torch.device("cpu"))
+    totals = [merge.prepare(message) for message in messages]
+    for pairs in rounds(len(totals)):
+        for receiver, sender in pairs:
+            totals[receiver], _ = merge(totals[receiver], totals[sender])
+    return totals[0]
+
+
+def _elements(rng: np.random.Generator, freedom: float) -> npt.NDArray[np.float64]:
+    if np.isinf(freedom):
+        return rng.standard_normal(NUMEL)
+    return rng.standard_t(freedom, NUMEL)
+
+
+def _top(gradient: npt.NDArray[np.float64], k: int) -> Message:
+    indices = np.sort(np.argpartition(-np.abs(gradient), k)[:k]).astype(np.int32)
+    values = gradient[indices].astype(np.float32)
+    return torch.from_numpy(values), torch.from_numpy(indices)
