@@ -3,9 +3,8 @@
 Per tensor: clip the gradient to c standard deviations (section 3.3); the scaler s is
 the largest magnitude left, shared by taking the maximum over the ranks (section 3.1);
 then every element becomes ``s * sign(g) * b``, where b is 1 with probability |g| / s
-(Eq. 1 and 3).
-The mean of that is the clipped gradient. Nothing is kept
-from step to step.
+(Eq. 1 and 3). The mean of that is the clipped gradient. Nothing is kept from step to
+step.
 
 With a shared scaler ranks only need to add up trits. ``allreduce`` sends them as int8
 and gets the sum, which P <= 127 keeps in range; ``allgather`` sends five a byte
@@ -15,9 +14,8 @@ Rounding waits for the shared scaler, so a float32 copy of the bucket's clipped
 gradients is held until then.
 
 Differences from the paper: there is no parameter server; every rank computes the same
-mean. The deviation is about the tensor's mean, but the bound is never less than c times
-that mean: by the letter, a tensor of equal elements, or of only one, has deviation zero
-and would be clipped to nothing for ever.
+mean. A tensor of equal elements, or of only one, has deviation zero; by the letter it
+would be clipped to nothing for ever, here it is not clipped.
 """
 
 from __future__ import annotations
@@ -57,12 +55,15 @@ class TernGradCompressor(Compressor[TernGrad]):
         gradient = gradient.float()
         low, high = gradient.aminmax()
         scaler = torch.maximum(-low, high)
+        clipped = self._clipped[index]
         if self.spec.clip:
-            bound = self.spec.clip * spread(gradient)
-            torch.clamp(gradient, -bound, bound, out=self._clipped[index])
+            sigma = deviation(gradient, clipped)
+            bounded = (low < high) & (sigma > 0)
+            bound = torch.where(bounded, self.spec.clip * sigma, torch.inf)
+            torch.clamp(gradient, -bound, bound, out=clipped)
             scaler = torch.minimum(scaler, bound)
         else:
-            self._clipped[index].copy_(gradient)
+            clipped.copy_(gradient)
         self._scalers[index] = scaler
 
     def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
@@ -105,14 +106,17 @@ class TernGradCompressor(Compressor[TernGrad]):
         return count
 
 
-def spread(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the larger of standard deviation (uncorrected) and magnitude of the mean.
+def deviation(gradient: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """Return the standard deviation (uncorrected), also where the mean is far larger.
 
-    One pass each for sum and norm, several times faster than ``Tensor.std``. Where the
-    mean dominates, and the difference of squares cancels, the mean it is. Where the
-    squares overflow (magnitudes beyond 1e19) it is inf, and nothing is clipped.
+    Several times faster than ``Tensor.std``; equal elements may come out a rounding
+    error above 0. Where squares overflow (magnitudes beyond 1e19), or an element is not
+    finite, it is inf; below 1e-23 they vanish and it is 0.
+
+    Args:
+        gradient: [numel] float32.
+        scratch: [numel] float32, overwritten.
     """
-    mean = gradient.mean()
-    mean_square = torch.linalg.vector_norm(gradient).square() / gradient.numel()
-    variance = (mean_square - mean.square()).clamp(min=0.0)
-    return torch.maximum(variance.sqrt(), mean.abs()).nan_to_num(nan=torch.inf)
+    torch.sub(gradient, gradient.mean(), out=scratch)
+    sigma = torch.linalg.vector_norm(scratch) / gradient.numel() ** 0.5
+    return sigma.nan_to_num(nan=torch.inf)

@@ -142,6 +142,25 @@ def test_tensors_of_equal_elements_are_not_clipped_away(value):
         assert torch.equal(mean, gradient)
 
 
+@given(
+    st.floats(-100, 100), st.floats(1e-3, 10), st.integers(2, 300), st.integers(0, 99)
+)
+@settings(max_examples=50)
+def test_the_bound_is_the_deviation_about_the_mean(mean, sigma, numel, seed):
+    generator = torch.Generator().manual_seed(seed)
+    gradient = mean + sigma * torch.randn(numel, generator=generator)
+    values = gradient.double().numpy()
+    _, scalers = exchange([terngrad(numels=(numel,))], [[gradient]])
+    expected = min(np.abs(values).max(), 2.5 * values.std())
+    assert scalers.item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_gradients_too_small_to_square_are_not_clipped():
+    gradient = torch.tensor([1e-25, -2e-25, 3e-25])
+    _, scalers = exchange([terngrad(numels=(3,))], [[gradient]])
+    assert scalers.item() == pytest.approx(3e-25, rel=1e-6, abs=0)
+
+
 def test_random_numbers_depend_on_seed_step_and_tensor_alone():
     gradients = random_gradients(31, 1, (200, 200))
     gradients[0][1] = gradients[0][0].clone()
