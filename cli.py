@@ -37,7 +37,8 @@ from comm_plan.options import (
     OPTIMAL,
     AlgorithmOption,
     Backend,
-    Compressor,
+    CompressorOption,
+    CompressorOptions,
     DenseLayers,
     ExportTarget,
     Json,
@@ -189,15 +190,8 @@ def solve(
     ] = False,
     world_size: WorldSize = None,
     algorithm: AlgorithmOption = None,
-    compressor: Annotated[
-        Compressor | None, typer.Option(help="Force one upon all buckets.")
-    ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Of the forced compressor: density=..."
-        ),
-    ] = None,
+    compressor: CompressorOption = None,
+    options: CompressorOptions = None,
     dense_layers: DenseLayers = None,
     allow: Annotated[
         str | None, typer.Option(help="What auto may use, comma-separated.")
@@ -570,29 +564,41 @@ def simulate(
         BASELINES
     ),
     algorithm: AlgorithmOption = None,
+    compressor: CompressorOption = None,
+    options: CompressorOptions = None,
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="Plan layers, not single tensors.")
+    ] = False,
     link_gbits: LinkSpeed = None,
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = 1000.0,
 ) -> None:
     """Ask what if: each solver's iteration time on other numbers of ranks."""
-    from comm_plan.planner import Settings, make_problem, summarise
+    from comm_plan.planner import Settings
+    from comm_plan.planner.what_if import what_if
     from comm_plan.plans import Network, Profile
-    from comm_plan.report.solvers import what_if_table
+    from comm_plan.report.solvers import speedup_table, what_if_table
 
     measured, cluster = Profile.load(profile), Network.load(network)
     names = tuple(SOLVERS) if solvers == "all" else _names(solvers) or ()
-    summaries = []
-    for size in _numbers("--world-sizes", world_sizes, int):
-        settings = Settings(
-            world_size=size,
+    found = what_if(
+        measured.by_layer() if by_layer else measured,
+        cluster,
+        _numbers("--world-sizes", world_sizes, int),
+        names,
+        Settings(
             algorithm=_value(algorithm),
+            compressor=_value(compressor),
+            options=_pairs(options),
             link_bytes_per_s=_bytes_per_s(link_gbits),
             dense_layers=_names(dense_layers),
             max_ratio=max_ratio,
-        )
-        problem = make_problem(measured, cluster, settings)
-        summaries.append(summarise(problem, names, beside=()))
-    screen.show(what_if_table(summaries, names, cluster.world_size))
+        ),
+    )
+    screen.show(what_if_table(found.summaries, names, cluster.world_size))
+    screen.show(speedup_table(found.summaries, names))
+    for remark in found.remarks:
+        screen.say(remark)
 
 
 @app.command()

@@ -92,6 +92,15 @@ AlgorithmOption = Annotated[
         help="Closed form of collectives, to carry costs to other numbers of ranks."
     ),
 ]
+CompressorOption = Annotated[
+    Compressor | None, typer.Option(help="Force one upon all buckets.")
+]
+CompressorOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Of the forced compressor: density=..."
+    ),
+]
 Tolerance = Annotated[
     float,
     typer.Option(

@@ -118,5 +118,5 @@ def deviation(gradient: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
         scratch: [numel] float32, overwritten.
     """
     torch.sub(gradient, gradient.mean(), out=scratch)
-    sigma = torch.linalg.vector_norm(scratch) / gradient.numel() ** 0.5
+    sigma: torch.Tensor = torch.linalg.vector_norm(scratch) / gradient.numel() ** 0.5
     return sigma.nan_to_num(nan=torch.inf)

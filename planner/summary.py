@@ -96,6 +96,12 @@ class Summary:
         """The measured number of ranks where it is another one."""
         return self.problem.extrapolated_from
 
+    @property
+    def alone_s(self) -> float:
+        """An iteration of one rank, without communication and compression."""
+        compute = self.problem.compute
+        return compute.backward_end_s + compute.update_s
+
     @cached_property
     def verdict(self) -> str:
         """In one sentence what planning brings over DDP's buckets."""

@@ -70,6 +70,10 @@ class Comparison(Protocol):
     def extrapolated_from(self) -> int | None:
         """The measured number of ranks where it is another one."""
 
+    @property
+    def alone_s(self) -> float:
+        """An iteration of one rank, without communication and compression."""
+
 
 class DrawnTimes(Protocol):
     """What is drawn of the buckets' costs."""
@@ -170,6 +174,35 @@ def what_if_table(
             *(times.get(name, "-") for name in solvers),
             units.seconds(summary.lower_bound_s),
         )
+    return table
+
+
+def speedup_table(summaries: Sequence[Comparison], solvers: Sequence[str]) -> Table:
+    """Return solvers' S(N) = N / (1 + r) over numbers of ranks N, and r.
+
+    r is what an iteration takes beyond one rank's computation, as a share of it (Eq. 4
+    and 5 of the MG-WFBP paper).
+
+    Args:
+        summaries: one for each number of ranks.
+        solvers: which of their rows.
+    """
+    table = Table(
+        title="speed-up over one rank",
+        caption="in brackets r: what an iteration takes beyond one rank's computation, "
+        "as a share of it; S = N / (1 + r)",
+    )
+    for name in ("ranks", *solvers):
+        table.add_column(name, justify="right")
+    for summary in summaries:
+        size, alone_s = summary.world_size, summary.alone_s
+        cells = {
+            row.solver: f"{size * alone_s / row.iteration_s:.2f} "
+            f"({row.iteration_s / alone_s - 1:.2f})"
+            for row in summary.rows
+            if alone_s > 0
+        }
+        table.add_row(str(size), *(cells.get(name, "-") for name in solvers))
     return table
 
 
