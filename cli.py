@@ -35,6 +35,7 @@ from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import CommPlanError, InputError
 from comm_plan.options import (
     OPTIMAL,
+    WORKLOAD,
     AlgorithmOption,
     Backend,
     CompressorOption,
@@ -61,7 +62,7 @@ from comm_plan.plans.compression import KINDS
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
-    from comm_plan.plans import Document, EmulatedLink, Network
+    from comm_plan.plans import Document, EmulatedLink, Network, Profile
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.learning_rate import LearningRate
     from comm_plan.runtime.trainer import Event
@@ -98,7 +99,7 @@ def _options(
 def profile(
     *,
     context: typer.Context,
-    workload: WorkloadArgument,
+    workload: Annotated[str | None, WORKLOAD] = None,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
     changes: WorkloadOptions,
     optimizer: OptimizerChanges,
@@ -111,10 +112,30 @@ def profile(
     compressors: Annotated[
         str, typer.Option(help="Cost them on the device: all, none, or names.")
     ] = "all",
+    from_model: Annotated[
+        str | None,
+        typer.Option(metavar="WORKLOAD", help="Do not measure: count its operations."),
+    ] = None,
+    flops_per_s: Annotated[
+        float | None,
+        typer.Option("--flops-per-s", help="Speed of the device for --from-model."),
+    ] = None,
+    from_csv: Annotated[
+        Path | None,
+        typer.Option(help="Do not measure: layer,numel,forward_s,backward_s a line."),
+    ] = None,
     ranks: Ranks,
     json: Json = False,
 ) -> None:
     """Measure when each gradient is ready, and what compressors cost."""
+    if sum(source is not None for source in (workload, from_model, from_csv)) != 1:
+        raise InputError("give one of WORKLOAD, --from-model and --from-csv")
+    if (from_model is None) != (flops_per_s is None):
+        raise InputError("--from-model and --flops-per-s go together")
+    if workload is None:
+        made = _made_up(from_model, flops_per_s, from_csv, changes, optimizer)
+        _finish(made, output, json)
+        return
     _start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import measure_all
@@ -410,7 +431,7 @@ def train(
                     "option adapt": adapt is not None,
                     "option diagnostics": diagnostics is not None,
                     "option diagnostics_every": diagnostics_every,
-                    "option emulate_link": emulate_link,
+                    "option emulate_link": ranks.emulate_link,
                 },
             ),
         )
@@ -789,6 +810,22 @@ def _learning_rate(training: Training) -> LearningRate:
     from comm_plan.runtime.learning_rate import LearningRate
 
     return LearningRate.parse(training.lr_schedule, training.lr_warmup)
+
+
+def _made_up(
+    model: str | None,
+    flops_per_s: float | None,
+    layer_times: Path | None,
+    changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
+) -> Profile:
+    """Return a profile that is not measured."""
+    from comm_plan.profiler import profile_from_layer_times, profile_from_speed
+
+    if layer_times is not None:
+        return profile_from_layer_times(layer_times, batch_size=changes.batch_size or 1)
+    assert model is not None and flops_per_s is not None
+    return profile_from_speed(_load(model, changes, optimizer), flops_per_s)
 
 
 def _sweep(

@@ -61,14 +61,12 @@ else:
 
 OPTIMAL = SolverName("optimal")
 
-WorkloadArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="WORKLOAD",
-        help="A built-in name, package.module:function, path/file.py:function, or "
-        "replay:profile.json.",
-    ),
-]
+WORKLOAD = typer.Argument(
+    metavar="WORKLOAD",
+    help="A built-in name, package.module:function, path/file.py:function, or "
+    "replay:profile.json.",
+)
+WorkloadArgument = Annotated[str, WORKLOAD]
 ProfileArgument = Annotated[Path, typer.Argument(metavar="PROFILE")]
 NetworkArgument = Annotated[Path, typer.Argument(metavar="NETWORK")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]

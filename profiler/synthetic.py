@@ -1,16 +1,18 @@
-"""A profile of a model that cannot be measured here, from its published times.
+"""A profile of a model that cannot be measured here, by counting its operations.
 
 The model runs once, on PyTorch's ``meta`` device: shapes only, no numbers. So the
-gradients get ready in the true order, and each is given the share of ``backward_s``
-that the floating-point operations of backward have reached by then. Operations that are
-bound by memory (normalisation, activations) count as free, which a real device denies;
-the profile says in ``environment`` that it is synthetic.
+gradients get ready in the true order, and each is given the share of backward's time
+that the floating-point operations of backward have reached by then. Times are published
+ones, or follow from the device's speed. Operations that are bound by memory
+(normalisation, activations) count as free, which a real device denies; the profile says
+in ``environment`` that it is synthetic.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -19,9 +21,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from comm_plan.errors import InputError
-from comm_plan.plans import Device, Profile
+from comm_plan.plans import Device, Profile, TensorTiming
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.describe import describe_model, tensor_timing
+from comm_plan.profiler.timings import Measurable
 
 
 def profile_from_model(
@@ -51,16 +54,14 @@ def profile_from_model(
         InputError: the model has a trainable parameter that gets no gradient.
     """
     shadow = copy.deepcopy(model).to("meta").train()
-    parameters = trainable(shadow)
-    shares = _flop_shares(shadow, parameters, inputs.to("meta"))
-    missing = parameters.keys() - shares.keys()
-    if missing:
-        raise InputError(
-            f"parameters of {name} get no gradient: {', '.join(sorted(missing))}: "
-            "freeze them with requires_grad_(False)"
-        )
+
+    def loss() -> torch.Tensor:
+        outputs = _tensors(shadow(inputs.to("meta")))
+        return torch.stack([output.sum() for output in outputs]).sum()
+
+    counted = _count(name, trainable(shadow), loss)
     return Profile(
-        model=describe_model(name, parameters),
+        model=describe_model(name, counted.parameters),
         device=Device(type="cpu", name=device_name),
         environment={
             "synthetic": "times given, not measured; backward spread over the tensors "
@@ -70,34 +71,107 @@ def profile_from_model(
         forward_s=forward_s,
         backward_s=backward_s,
         update_s=update_s,
-        tensors=tuple(
-            tensor_timing(key, parameters[key], ready_s=share * backward_s)
-            for key, share in shares.items()
-        ),
+        tensors=counted.tensors(backward_s),
     )
 
 
-def _flop_shares(
-    model: nn.Module, parameters: dict[str, nn.Parameter], inputs: torch.Tensor
-) -> dict[str, float]:
-    """Return the share of backward's operations done when each gradient is ready."""
+def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
+    """Return the profile of ``workload`` on a device of which only the speed is known.
+
+    The optimizer's step counts as free.
+
+    Args:
+        workload: its model, a batch and its loss; the model stays as it is.
+        flops_per_s: floating-point operations that the device really does in a second,
+            two for a multiplication and addition; of GPUs often half of the peak.
+
+    Raises:
+        InputError: the speed is not above 0, the model has a trainable parameter that
+            gets no gradient, or needs numbers to run.
+    """
+    if not flops_per_s > 0:
+        raise InputError(f"{flops_per_s} operations a second: give more than 0")
+    shadow = copy.deepcopy(workload.model).to("meta").train()
+    batch = next(workload.batches(0, 1, 0, 0))
+    try:
+        counted = _count(
+            workload.name, trainable(shadow), lambda: workload.loss(shadow, batch)
+        )
+    except (NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{workload.name} cannot be counted without numbers: {reason}: profile it "
+            "on a device"
+        ) from error
+    backward_s = counted.backward_flops / flops_per_s
+    return Profile(
+        model=describe_model(workload.name, counted.parameters),
+        device=Device(type="cpu", name=f"{flops_per_s:.4g} operations/s"),
+        environment={
+            "synthetic": "floating-point operations over the device's speed, not "
+            "measured; the optimizer's step is free"
+        },
+        batch_size=workload.batch_size,
+        forward_s=counted.forward_flops / flops_per_s,
+        backward_s=backward_s,
+        update_s=0.0,
+        tensors=counted.tensors(backward_s),
+    )
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Operations of one iteration.
+
+    Attributes:
+        parameters: the trainable ones, by name.
+        forward_flops: operations of forward.
+        backward_flops: operations of backward.
+        ready_shares: the share of backward's operations done when each gradient is
+            ready, in ready order.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    forward_flops: int
+    backward_flops: int
+    ready_shares: dict[str, float]
+
+    def tensors(self, backward_s: float) -> tuple[TensorTiming, ...]:
+        """Return the profile's entries if backward takes ``backward_s``."""
+        return tuple(
+            tensor_timing(key, self.parameters[key], ready_s=share * backward_s)
+            for key, share in self.ready_shares.items()
+        )
+
+
+def _count(
+    name: str, parameters: dict[str, nn.Parameter], loss: Callable[[], torch.Tensor]
+) -> _Counted:
+    """Count the operations of ``loss`` and of its backward."""
     reached: dict[str, int] = {}
     counter = FlopCounterMode(display=False)
-    for name, parameter in parameters.items():
+    for key, parameter in parameters.items():
 
-        def ready(_: torch.Tensor, name: str = name) -> None:
-            reached[name] = counter.get_total_flops()
+        def ready(_: torch.Tensor, key: str = key) -> None:
+            reached[key] = counter.get_total_flops()
 
         parameter.register_post_accumulate_grad_hook(ready)
     with counter:
-        loss = torch.stack([out.sum() for out in _tensors(model(inputs))]).sum()
-        before = counter.get_total_flops()
-        loss.backward()
-    total = counter.get_total_flops() - before
-    if total == 0:
-        return {name: 1.0 for name in reached}
-    shares = accumulate(((flops - before) / total for flops in reached.values()), max)
-    return dict(zip(reached, shares, strict=True))
+        value = loss()
+        forward = counter.get_total_flops()
+        value.backward()
+    missing = parameters.keys() - reached.keys()
+    if missing:
+        raise InputError(
+            f"parameters of {name} get no gradient: {', '.join(sorted(missing))}: "
+            "freeze them with requires_grad_(False)"
+        )
+    backward = counter.get_total_flops() - forward
+    done = accumulate((flops - forward for flops in reached.values()), max)
+    shares = [flops / backward if backward else 1.0 for flops in done]
+    return _Counted(
+        parameters, forward, backward, dict(zip(reached, shares, strict=True))
+    )
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:

@@ -1,11 +1,14 @@
 """Profiles of models that were not measured."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from comm_plan.errors import InputError
-from comm_plan.profiler import profile_from_model
+from comm_plan.profiler import profile_from_model, profile_from_speed
+from comm_plan.workloads import load
 
 
 def synthetic(model, inputs, **changes):
@@ -54,3 +57,39 @@ def test_a_parameter_without_gradient_is_named():
     model.spare = nn.Parameter(torch.ones(1))
     with pytest.raises(InputError, match="get no gradient: spare"):
         synthetic(model, torch.ones(1, 2))
+
+
+def test_the_speed_of_a_device_gives_the_times_of_a_perceptron():
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False))
+    workload = load("digits", batch_size=5)
+    batches = iter([torch.ones(5, 4)])
+    workload = dataclasses.replace(
+        workload,
+        model=model,
+        batches=lambda *_: batches,
+        loss=lambda model, batch: model(batch.to("meta")).sum(),
+    )
+    profile = profile_from_speed(workload, flops_per_s=10.0)
+    # 5 samples, 2 operations a MAC: 32 + 16 MACs forward; dW, dx of layer 1, dW of 0.
+    assert profile.forward_s == pytest.approx(5 * 2 * (32 + 16) / 10)
+    assert profile.backward_s == pytest.approx(5 * 2 * (16 + 16 + 32) / 10)
+    assert [t.ready_s for t in profile.tensors] == pytest.approx([32.0, 64.0])
+
+
+def test_a_device_without_speed_is_refused():
+    with pytest.raises(InputError, match="operations a second"):
+        profile_from_speed(load("digits"), flops_per_s=0.0)
+
+
+def test_a_model_that_needs_numbers_is_refused():
+    class Asks(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    workload = dataclasses.replace(
+        load("digits"),
+        model=Asks(2, 2),
+        loss=lambda m, _: m(torch.ones(1, 2).to("meta")),
+    )
+    with pytest.raises(InputError, match="cannot be counted without numbers"):
+        profile_from_speed(workload, 1e9)

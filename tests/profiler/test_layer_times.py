@@ -1,0 +1,49 @@
+"""Claims about profiles from a table of layers."""
+
+import pytest
+
+from comm_plan.errors import InputError
+from comm_plan.profiler import profile_from_layer_times
+
+HEAD = "layer,numel,forward_s,backward_s\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(text):
+        path = tmp_path / "net.csv"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_backward_runs_from_the_last_row_to_the_first(table):
+    path = table(HEAD + "conv, 10, 1.0, 2.0\nfc, 30, 0.5, 0.25\n")
+    profile = profile_from_layer_times(path, batch_size=8)
+    ready = [(tensor.name, tensor.numel, tensor.ready_s) for tensor in profile.tensors]
+    assert ready == [("fc", 30, 0.25), ("conv", 10, 2.25)]
+    assert (profile.forward_s, profile.backward_s) == (1.5, 2.25)
+    assert (profile.model.name, profile.model.parameters) == ("net", 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer,numel,forward_s\nfc,1,0\n", "column backward_s is missing"),
+        (HEAD, "there are no layers"),
+        (HEAD + "fc,1,0,x\n", "line 2: could not convert"),
+        (HEAD + "fc,1,0\n", "line 2: could not convert"),
+        (HEAD + "fc,0,0,1\n", "line 2: give a name, a numel above 0"),
+        (HEAD + "fc,1,0,nan\n", "line 2: give a name"),
+        (HEAD + "fc,1,0,1\nfc,2,0,1\n", "layer fc is listed twice"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_line_and_the_remedy(table, text, message):
+    with pytest.raises(InputError, match=message):
+        profile_from_layer_times(table(text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
+        profile_from_layer_times(tmp_path / "none.csv")
