@@ -12,7 +12,7 @@ Differences from the paper
     - What a rank drops in a merge goes into that rank's own residual, so that no
       gradient is lost. Algorithm 4, line 10, has every rank put back what it sent and
       does not find in the result; a value dropped at an inner node whose index comes
-      through another branch is then neither applied nor kept.
+      through another branch is then neither applied nor kept (``as_printed``).
     - Any P: the ranks beyond the largest power of two hand theirs in first, one round
       before the tree. The paper assumes a power of two.
     - No barrier between rounds: a receive waits for its own partner only.

@@ -1,6 +1,6 @@
 """QSGD: a few stochastic levels per element, one norm per group (Alistarh et al. 2017).
 
-A tensor is cut into groups of d elements (``spec.group_numel``; the last may be
+A tensor is cut into groups of d elements (``spec.norm_numel``; the last may be
 shorter). With norm N of the group and s = 2^(bits - 1) - 1 levels on either side, an
 element becomes ``N / s * l``, where the level l in [-s, s] is the floor or the ceiling
 of ``s * g / N``, at random and equal to it on average. So the estimate is unbiased, and
@@ -38,7 +38,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         self._levels = 2 ** (spec.bits - 1) - 1
         numels = [slot.numel for slot in self.slots]
         self._packed_numels = [-(-n * spec.bits // 8) for n in numels]
-        self._norm_numels = [-(-n // spec.group_numel) for n in numels]
+        self._norm_numels = [-(-n // spec.norm_numel) for n in numels]
         device = context.device
         self._packed = torch.zeros(
             sum(self._packed_numels), dtype=torch.uint8, device=device
@@ -77,7 +77,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         """Overwrite ``out`` with the mean of the ranks' estimates."""
         numel = self.slots[index].numel
         total = torch.zeros(
-            self._norm_numels[index], self.spec.group_numel, device=out.device
+            self._norm_numels[index], self.spec.norm_numel, device=out.device
         )
         for packed, norms in self._messages:
             codes = unpack_codes(packed[index], self.spec.bits, numel)
@@ -95,6 +95,6 @@ class QsgdCompressor(Compressor[Qsgd]):
         )
 
     def _grouped(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return [groups, group_numel] with zeros after the last element."""
-        group_numel = self.spec.group_numel
-        return pad(flat, (0, -flat.numel() % group_numel)).view(-1, group_numel)
+        """Return [groups, norm_numel] with zeros after the last element."""
+        norm_numel = self.spec.norm_numel
+        return pad(flat, (0, -flat.numel() % norm_numel)).view(-1, norm_numel)

@@ -12,7 +12,9 @@ Selection happens in :meth:`~TopKCompressor.add`, so that it overlaps with backw
 
 Two collectives carry it. ``allgather`` brings every rank's message. ``gtopk`` brings
 one, the k largest of the sum, and hands what its tree dropped to
-:meth:`~TopKCompressor.put_back` on the rank that dropped it.
+:meth:`~TopKCompressor.put_back` on the rank that dropped it. With ``as_printed`` that
+is ignored, and a rank takes back what it sent and does not find in the result (gTop-k,
+Algorithm 4, line 10): what a node dropped and another branch brought is lost.
 
 Options (Deep Gradient Compression, section 3): ``clip_norm`` scales a tensor's gradient
 to at most that norm before it is accumulated; with momentum correction
@@ -95,6 +97,8 @@ class TopKCompressor(Compressor[TopK]):
     def decode(self, messages: Sequence[Message]) -> None:
         """Take every rank's message, or the one that a ``gtopk`` tree returned."""
         self._received = messages
+        if self._forgets:
+            self._take_back_absent()
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the sum of the messages over the world size."""
@@ -114,7 +118,8 @@ class TopKCompressor(Compressor[TopK]):
             values: [n] float32.
             indices: [n] int32, local to the tensor.
         """
-        self.state[RESIDUAL][index].index_add_(0, indices, values)
+        if not self._forgets:
+            self._keep(index, values, indices)
 
     def undo(self) -> None:
         """Return to the residuals what was sent and must not be applied.
@@ -129,7 +134,23 @@ class TopKCompressor(Compressor[TopK]):
                 return
             message = self._received[0]
         for index in range(len(self.slots)):
-            self.put_back(index, *self._segment(message, index))
+            self._keep(index, *self._segment(message, index))
+
+    @property
+    def _forgets(self) -> bool:
+        return self.spec.as_printed and self.collective == "gtopk"
+
+    def _take_back_absent(self) -> None:
+        """Return what was sent to the residuals where the result lacks its index."""
+        (result,) = self._received
+        for index in range(len(self.slots)):
+            values, indices = self._segment(self._sent, index)
+            _, found = self._segment(result, index)
+            absent = ~torch.isin(indices, found)
+            self._keep(index, values * absent, indices)
+
+    def _keep(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+        self.state[RESIDUAL][index].index_add_(0, indices, values)
 
     def _zeros(self) -> list[torch.Tensor]:
         device = self.context.device

@@ -20,10 +20,10 @@ exponent), padded to a word, then the words of :mod:`~comm_plan.compressors.word
 
 Differences from the paper:
 
-- It sets r = v = 0 after sending, which loses the rounding error (up to half of the
-  largest elements) and all of an element with d > 7. Here nothing is lost: ``r -= S``
-  for what is sent, S; an element with d > 7 keeps r and v; and a leftover e starts over
-  like one sample of that gradient, ``r = e, v = e^2``, which alone is ambiguous. It
+- It sets r = v = 0 after sending (``as_printed``), which loses the rounding error (up
+  to half of the largest elements) and all of an element with d > 7. Here nothing is
+  lost: ``r -= S`` for what is sent, S; an element with d > 7 keeps r and v; and a
+  leftover e starts over like one sample of that gradient, ``r = e, v = e^2``, which alone is ambiguous. It
   costs no compression. Synthetic Gaussian gradients, 20000 elements, batch 32, 300
   steps, alpha 1, 1.5, 2; error = what is missing from the applied sum, relative to it:
 
@@ -94,9 +94,12 @@ class VgcCompressor(WordCompressor[Vgc]):
         values, slot = self._residual[position], self._slot_of(position)
         top, distance = quantize(values, slot, len(self.slots))
         near = distance <= MAX_DISTANCE
-        position, values, slot = position[near], values[near], slot[near]
-        words = pack(position, distance[near], values)
-        self._take(position, power_of_two(top[slot] - distance[near], values))
+        words = pack(position[near], distance[near], values[near])
+        if self.spec.as_printed:
+            self._take(position, values)
+        else:
+            sent = power_of_two((top[slot] - distance)[near], values[near])
+            self._take(position[near], sent)
         return (torch.cat([self._pack_exponents(top), words]),)
 
     def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:

@@ -35,17 +35,30 @@ def overlap(
         k: how many each rank sends.
         seed: of the draw.
     """
-    rng = np.random.default_rng(seed)
-    common = _elements(rng, freedom)
-    messages = [
-        _top(np.sqrt(shared) * common + np.sqrt(1 - shared) * own, k)
-        for own in (_elements(rng, freedom) for _ in range(ranks))
-    ]
+    messages = _drawn(ranks, freedom, shared, k, seed)
     values, indices = top_of_all(messages, [k])
     exact = dict(zip(indices.tolist(), values.abs().tolist(), strict=True))
     _, found = tree(messages, [k])
     hits = [exact[index] for index in found.tolist() if index in exact]
     return len(hits) / k, sum(hits) / sum(exact.values())
+
+
+def lost_as_printed(
+    ranks: int, freedom: float, shared: float, k: int, seed: int
+) -> float:
+    """Return what Algorithm 4, line 10, loses of a step, over the applied magnitude.
+
+    A rank takes back what it sent and does not find in the result. Args are those of
+    :func:`overlap`.
+    """
+    messages = _drawn(ranks, freedom, shared, k, seed)
+    values, indices = tree(messages, [k])
+    left = np.zeros(NUMEL)
+    for sent, where in messages:
+        found = np.isin(where.numpy(), indices.numpy())
+        left[where.numpy()[found]] += sent.numpy()[found]
+    left[indices.numpy()] -= values.numpy()
+    return float(np.abs(left).sum() / values.abs().sum())
 
 
 def tree(messages: Sequence[Message], counts: Sequence[int]) -> Message:
@@ -56,6 +69,18 @@ def tree(messages: Sequence[Message], counts: Sequence[int]) -> Message:
         for receiver, sender in pairs:
             totals[receiver], _ = merge(totals[receiver], totals[sender])
     return totals[0]
+
+
+def _drawn(
+    ranks: int, freedom: float, shared: float, k: int, seed: int
+) -> list[Message]:
+    """Return every rank's k largest."""
+    rng = np.random.default_rng(seed)
+    common = _elements(rng, freedom)
+    return [
+        _top(np.sqrt(shared) * common + np.sqrt(1 - shared) * own, k)
+        for own in (_elements(rng, freedom) for _ in range(ranks))
+    ]
 
 
 def _elements(rng: np.random.Generator, freedom: float) -> npt.NDArray[np.float64]:

@@ -141,6 +141,31 @@ def test_invariants_hold(spec, collective, data):
     check(run_ranks, *data.draw(trainings(spec, collective)))
 
 
+def lost_share(spec, collective, world_size):
+    """Return the share of the applied gradient's magnitude that is lost in 3 steps."""
+    training = Training(spec, collective, (500,), undone=(False,) * 3, seed=7)
+    lost, applied = 0.0, 0.0
+    for ranks in zip(*run_ranks(world_size, train, training), strict=True):
+        before = total(x for s in ranks for x in (s.gradient, s.residual_before))
+        after = total(x for s in ranks for x in (s.applied, s.residual_after))
+        lost += float((before - after).abs().sum())
+        applied += float(total(s.applied.abs() for s in ranks).sum())
+    return lost / applied
+
+
+@pytest.mark.parametrize("make", [TopK, ModelTopK])
+def test_what_gtopk_puts_back_as_printed_loses_more_with_more_ranks(make):
+    printed = make(density=0.1, as_printed=True)
+    shares = [lost_share(printed, "gtopk", ranks) for ranks in (2, 4, 16)]
+    assert shares[0] < 1e-5 < 0.01 < shares[1] < shares[2]
+    assert lost_share(make(density=0.1), "gtopk", 16) < 1e-5
+
+
+def test_the_reset_of_vgc_as_printed_loses_what_rounding_takes():
+    assert lost_share(Vgc(as_printed=True), "allgather", 4) > 0.05
+    assert lost_share(Vgc(), "allgather", 4) < 1e-5
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("spec", "collective"), CARRIED)
 @given(st.data())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, EveryElement
 
@@ -17,6 +19,7 @@ class Qsgd(EveryElement):
 
     kind: Literal["qsgd"] = "qsgd"
     bits: Literal[2, 3, 4] = 4
+    group_numel: Annotated[int, Field(gt=0)] | None = None  # d; None: as published
 
     methods = {"qsgd": "allgather"}
     implementation = "qsgd:QsgdCompressor"
@@ -29,9 +32,9 @@ class Qsgd(EveryElement):
     agreed_nbytes = 0
 
     @property
-    def group_numel(self) -> int:
+    def norm_numel(self) -> int:
         """Elements that share one norm."""
-        return QSGD_GROUPS[self.bits]
+        return self.group_numel or QSGD_GROUPS[self.bits]
 
     @property
     def ratio(self) -> float:
@@ -42,6 +45,6 @@ class Qsgd(EveryElement):
         """Return the packed levels and a float32 norm per group, tensor by tensor."""
         return sum(
             math.ceil(n * self.bits / 8)
-            + FLOAT32_NBYTES * math.ceil(n / self.group_numel)
+            + FLOAT32_NBYTES * math.ceil(n / self.norm_numel)
             for n in numels
         )

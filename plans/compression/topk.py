@@ -31,6 +31,7 @@ class _Largest(Spec):
 
     density: Density | tuple[Density, ...]
     clip_norm: Positive | None = None
+    as_printed: bool = False  # by gtopk: put back as its paper prints, which loses
 
     dtypes = ("float32", "float16", "bfloat16")
     lossless = False

@@ -98,6 +98,7 @@ class Vgc(Judged):
     """Variance-based: send an element once its mean outweighs its variance."""
 
     kind: Literal["vgc"] = "vgc"
+    as_printed: bool = False  # forget what is sent entirely, rounding errors too
 
     methods = {"vgc": "allgather"}
     implementation = "vgc:VgcCompressor"

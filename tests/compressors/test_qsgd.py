@@ -13,10 +13,10 @@ from comm_plan.plans.compression import Qsgd
 BITS = [2, 3, 4]
 
 
-def qsgd(bits, numels, world_size=1, rank=0):
+def qsgd(bits, numels, world_size=1, rank=0, group_numel=None):
     slots = [Slot(f"t{i}", numel) for i, numel in enumerate(numels)]
     context = Context(world_size, rank, torch.device("cpu"), seed=rank)
-    return build(Qsgd(bits=bits), "allgather", slots, context)
+    return build(Qsgd(bits=bits, group_numel=group_numel), "allgather", slots, context)
 
 
 def exchange(ranks, gradients, step=0):
@@ -56,7 +56,7 @@ def test_each_rank_is_off_by_less_than_one_level(bits, numels, world_size, seed)
     ]
     ranks = [qsgd(bits, numels, world_size, r) for r in range(world_size)]
     means = exchange(ranks, gradients)
-    group, levels = ranks[0].spec.group_numel, 2 ** (bits - 1) - 1
+    group, levels = ranks[0].spec.norm_numel, 2 ** (bits - 1) - 1
     for index, numel in enumerate(numels):
         stacked = torch.stack([mine[index] for mine in gradients])
         for start in range(0, numel, group):
@@ -97,12 +97,24 @@ def test_zero_gradients_stay_zero(bits):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_a_group_does_not_coarsen_its_neighbours(bits):
-    compressor = qsgd(bits, [2 * Qsgd(bits=bits).group_numel])
+    compressor = qsgd(bits, [2 * Qsgd(bits=bits).norm_numel])
     gradient = torch.full((compressor.slots[0].numel,), 1e-3)
     gradient[-1] = 1e6
     (mean,) = exchange([compressor], [[gradient]])
     half = gradient.numel() // 2
     torch.testing.assert_close(mean[:half], gradient[:half], rtol=1e-6, atol=0)
+
+
+def test_a_larger_group_sends_fewer_norms_and_is_coarser():
+    gradient = torch.randn(8192, generator=torch.Generator().manual_seed(5)) ** 3
+    errors, sizes = [], []
+    for group_numel in (128, 512, 8192):
+        compressor = qsgd(4, [8192], group_numel=group_numel)
+        (mean,) = exchange([compressor], [[gradient]])
+        errors.append((mean - gradient).norm().item())
+        sizes.append(compressor.spec.message_nbytes([8192], "allgather"))
+    assert errors[0] < errors[1] < errors[2]
+    assert sizes == [4096 + 4 * 64, 4096 + 4 * 16, 4096 + 4]
 
 
 def test_random_numbers_depend_on_seed_step_and_tensor_alone():

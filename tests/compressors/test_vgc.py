@@ -118,6 +118,27 @@ def test_an_element_too_small_for_three_bits_keeps_residual_and_variance():
     assert compressor.state["variance"][0].tolist() == pytest.approx([0.0, 1e-7])
 
 
+def test_the_reset_as_printed_forgets_rounding_and_what_three_bits_cannot_tell():
+    gradient = torch.tensor([1.0, 2.0**-9, 0.7])
+    kept, printed = vgc(3), vgc(3, as_printed=True)
+    for compressor in (kept, printed):
+        compressor.add(0, gradient, torch.zeros(3))
+    assert applied(kept)[0].tolist() == applied(printed)[0].tolist() == [1.0, 0.0, 0.5]
+    (left,) = kept.state["residual"]
+    torch.testing.assert_close(left, torch.tensor([0.0, 2.0**-9, 0.2]))
+    assert printed.state["residual"][0].tolist() == [0.0, 0.0, 0.0]
+    assert printed.state["variance"][0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_what_is_sent_as_printed_can_be_undone():
+    compressor = vgc(2, as_printed=True)
+    compressor.add(0, torch.tensor([3.0, 0.1]), torch.tensor([0.0, 1.0]))
+    compressor.encode()
+    compressor.undo()
+    assert compressor.state["residual"][0].tolist() == pytest.approx([3.0, 0.1])
+    assert compressor.state["variance"][0].tolist() == [0.0, 1.0]
+
+
 def test_a_higher_alpha_sends_less():
     words = []
     for alpha in (1.0, 1.5, 2.0):
