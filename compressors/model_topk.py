@@ -45,7 +45,7 @@ class ModelTopKCompressor(Compressor[ModelTopK]):
         super().__init__(spec, collective, slots, context)
         numels = [slot.numel for slot in self.slots]
         self._whole = TopKCompressor(
-            TopK(density=spec.density),
+            TopK(density=spec.density, as_printed=spec.as_printed),
             collective,
             [Slot("bucket", sum(numels))],
             replace(context, momentum_of=None),

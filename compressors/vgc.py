@@ -23,9 +23,10 @@ Differences from the paper:
 - It sets r = v = 0 after sending (``as_printed``), which loses the rounding error (up
   to half of the largest elements) and all of an element with d > 7. Here nothing is
   lost: ``r -= S`` for what is sent, S; an element with d > 7 keeps r and v; and a
-  leftover e starts over like one sample of that gradient, ``r = e, v = e^2``, which alone is ambiguous. It
-  costs no compression. Synthetic Gaussian gradients, 20000 elements, batch 32, 300
-  steps, alpha 1, 1.5, 2; error = what is missing from the applied sum, relative to it:
+  leftover e starts over like one sample of that gradient, ``r = e, v = e^2``, which
+  alone is ambiguous. It costs no compression. Synthetic Gaussian gradients, 20000
+  elements, batch 32, 300 steps, alpha 1, 1.5, 2; error = what is missing from the
+  applied sum, relative to it:
 
   ========================  =====================  =====================
   mean / deviation          ratio, here            ratio, paper's reset

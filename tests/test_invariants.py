@@ -143,7 +143,7 @@ def test_invariants_hold(spec, collective, data):
 
 def lost_share(spec, collective, world_size):
     """Return the share of the applied gradient's magnitude that is lost in 3 steps."""
-    training = Training(spec, collective, (500,), undone=(False,) * 3, seed=7)
+    training = Training(spec, collective, ((500,),), undone=(False,) * 3, seed=7)
     lost, applied = 0.0, 0.0
     for ranks in zip(*run_ranks(world_size, train, training), strict=True):
         before = total(x for s in ranks for x in (s.gradient, s.residual_before))

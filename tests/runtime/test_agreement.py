@@ -12,6 +12,7 @@ from comm_plan.errors import MismatchError
 from comm_plan.runtime import agreement
 from comm_plan.runtime.agreement import check_settings, installed
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.runtime.trainer import Options, running
 from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
@@ -74,6 +75,7 @@ OTHERWISE = {
     "on_nonfinite": "skip",
     "find_unused_parameters": True,
     "density_warmup": (0.5,),
+    "learning_rate": LearningRate(warmup_epochs=2.0),
     "agreed": {"option adapt": True},
 }
 FREE = {"watcher", "on_engine"}

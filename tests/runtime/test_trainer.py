@@ -30,7 +30,7 @@ NUMELS = [[5, 80], [16, 192]]  # of the two buckets
 FIXED_LENGTH = {
     name: method
     for name, method in METHODS.items()
-    if method[0].kind not in ("vgc", "strom", "hybrid")
+    if method[0].kind not in ("vgc", "strom", "hybrid", "powersgd")
     and name != "terngrad by allreduce"
 }
 
@@ -141,7 +141,7 @@ def test_trits_that_are_summed_travel_as_bytes():
     assert traffic.compression_ratio == 4
 
 
-@pytest.mark.parametrize("name", ["vgc", "strom", "hybrid"])
+@pytest.mark.parametrize("name", ["vgc", "strom", "hybrid", "powersgd"])
 def test_traffic_of_unequal_messages_is_their_mean(name):
     record, events, _ = run(*METHODS[name])[0]
     mean = np.mean([event.message_nbytes for event in events])

@@ -107,10 +107,11 @@ def test_a_rank_that_has_run_out_of_batches_is_named(short):
     progress = [Progress(2, 8)] * 3
     progress[short] = Progress(2, 7, at_end=True)
     verdicts = run_ranks(3, note_all, progress)
-    first = min({0, 1, 2} - {short})
-    assert set(verdicts) == {
-        f"rank {short} has run out of batches in epoch 2 after 7, rank {first} has "
+    (verdict,) = set(verdicts)
+    assert verdict in {
+        f"rank {short} has run out of batches in epoch 2 after 7, rank {other} has "
         "more: give all ranks as many"
+        for other in {0, 1, 2} - {short}
     }
 
 
