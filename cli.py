@@ -712,8 +712,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: the words after the command's name; None: this process's own.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    # Torch warns about host names that cannot be resolved, on every rank.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Torch prints what it also raises, with frames of C++, on every rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         app(words, obj=words)
     except KeyboardInterrupt:

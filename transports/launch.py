@@ -26,7 +26,6 @@ from comm_plan.errors import InputError, RunError
 from comm_plan.transports.backends import find_backend
 
 _GRACE_S = 20.0  # for the other ranks after the first has failed
-_INTERRUPTED_S = 5.0  # for the ranks after ctrl-C, which reaches them too
 _TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -67,9 +66,6 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
         for name, (command, variables) in commands.items():
             children[name] = start_process(command, environment | variables)
         return _wait(children)
-    except KeyboardInterrupt:
-        wait_until_ended(children.values(), _INTERRUPTED_S)
-        raise
     finally:
         end_processes(children.values())
 
@@ -83,14 +79,15 @@ def start_process(
 ) -> Process:
     """Start a process that on Linux ends (SIGTERM) when this one ends.
 
-    Call it from a thread that lives as long as the process shall.
+    Ctrl-C reaches this process only, which ends the others: each would print where it
+    was. Call it from a thread that lives as long as the process shall.
     """
     return subprocess.Popen(
         argv,
         env=environment,
         stdout=stdout,
         stderr=stderr,
-        preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+        preexec_fn=_prepare(os.getpid()),
     )
 
 
@@ -208,13 +205,16 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _ending_with(parent: int) -> Callable[[], None]:
-    """Return what a new child calls to be ended by the kernel with ``parent``."""
-    prctl = ctypes.CDLL(None).prctl  # loaded here: the child may call little
+def _prepare(parent: int) -> Callable[[], None]:
+    """Return what a new child calls: it is to be ended by ``parent``, or with it."""
+    # Loaded here: the child may call little.
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
 
-    return arm
+    return prepare

@@ -153,6 +153,24 @@ def test_no_rank_outlives_a_killed_parent():
     assert started == [b"up\n"] * 2
 
 
+def test_ctrl_c_ends_the_ranks_without_a_word():
+    """It reaches the whole process group; a Python that starts would show where."""
+    run_two = (
+        "import sys; from comm_plan.transports.launch import run_local\n"
+        "try: run_local(sys.argv[1:], 2)\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    rank = python("import os, time; os.write(1, b'up\\n'); time.sleep(1000)")
+    with subprocess.Popen(
+        [sys.executable, "-c", run_two, *rank],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    ) as launcher:  # fmt: skip
+        assert [launcher.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        os.killpg(launcher.pid, signal.SIGINT)
+        assert launcher.communicate(timeout=200) == (b"", b"")
+    assert launcher.returncode == 130
+
+
 @pytest.mark.mpi
 @needs_mpirun
 def test_mpirun_starts_the_ranks_and_passes_their_exit_code_on(tmp_path):
