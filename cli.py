@@ -911,13 +911,15 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
 
 
-def _warmup(text: str | None) -> tuple[float, ...]:
+def _warmup(text: str | None) -> tuple[float, ...] | int:
     from comm_plan.runtime.trainer import GTOPK_WARMUP
 
     if text is None:
         return ()
     if text == "paper":
         return GTOPK_WARMUP
+    if text.isdecimal():
+        return int(text)
     densities = _numbers("--density-warmup", text, float)
     if not all(0 < density <= 1 for density in densities):
         raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")

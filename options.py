@@ -219,7 +219,10 @@ class Training(Group):
     ] = 0.0
     density_warmup: Annotated[
         str | None,
-        typer.Option(help="Densities of the first epochs; 'paper' is 0.25,0.0725,..."),
+        typer.Option(
+            help="Densities of the first epochs: 0.25,0.1,...; 'paper'; or how many, "
+            "down to the plan's."
+        ),
     ] = None
 
 

@@ -55,11 +55,10 @@ def replan(
 
 def _forced(plan: Plan, settings: Settings) -> Settings:
     """Return ``settings`` with the compressor of ``plan``'s buckets, if any."""
-    compressed = (b for b in plan.buckets if b.compressor.kind != "dense")
-    bucket = next(compressed, None)
-    if bucket is None:
+    bucket = max(plan.buckets, key=lambda bucket: bucket.compressor.ratio)
+    spec = bucket.compressor.unfitted()
+    if spec.kind == "dense":
         return settings
-    spec = bucket.compressor
     names = (
         name
         for name, (example, collective) in METHODS.items()

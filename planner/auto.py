@@ -56,7 +56,7 @@ def menu(problem: Problem) -> list[Option]:
             if spec.lossless or spec.ratio > problem.settings.max_ratio * (1 + 1e-9):
                 continue
             try:
-                options.append(problem.prices.option(spec, collective))
+                options.append(problem.prices.fitted(spec, collective))
             except InputError:
                 if asked is not None:
                     raise

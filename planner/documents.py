@@ -59,7 +59,7 @@ def make_problem(
     if settings.compressor is None:
         return problem
     spec, collective = method(settings.compressor, **settings.options)
-    return problem.sent_by(prices.option(spec, collective))
+    return problem.sent_by(prices.fitted(spec, collective))
 
 
 def to_plan(

@@ -164,6 +164,11 @@ class Prices:
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
         )
 
+    def fitted(self, spec: Spec, collective: str | None = None) -> Option:
+        """Return :meth:`option` of ``spec`` as it is meant for the model's tensors."""
+        shapes = [tensor.shape for tensor in self.profile.tensors]
+        return self.option(spec.fitted(shapes), collective)
+
     def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:
         if spec.lossless:
             return True

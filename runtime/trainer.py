@@ -36,6 +36,20 @@ GTOPK_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs (gTop-k paper, section IV-B)."""
 
 
+def warmup_densities(plan: Plan, epochs: int) -> tuple[float, ...]:
+    """Return densities that fall evenly, by a factor an epoch, to those of ``plan``.
+
+    Epoch e of W begins with rho^((e + 1) / (W + 1)), rho the plan's lowest density
+    (Deep Gradient Compression, section 3.3).
+    """
+    lowest = min(
+        density
+        for bucket in plan.buckets
+        for density in bucket.compressor.densities(len(bucket.tensors))
+    )
+    return tuple(lowest ** ((e + 1) / (epochs + 1)) for e in range(epochs))
+
+
 @dataclass(frozen=True)
 class Event:
     """What a watcher of a run is told after each step."""
@@ -82,7 +96,8 @@ class Options:
         on_nonfinite: see :class:`Engine`.
         find_unused_parameters: see :class:`Engine`.
         learning_rate: how it changes over the run.
-        density_warmup: densities of the first epochs for sparse methods.
+        density_warmup: densities of the first epochs for sparse methods; or over how
+            many epochs they fall to the plan's.
         watcher: is called after each step.
         on_engine: is lent the engine for the length of the run.
         agreed: what else must be the same on all ranks, by name.
@@ -98,7 +113,7 @@ class Options:
     on_nonfinite: OnNonFinite = "stop"
     find_unused_parameters: bool = False
     learning_rate: LearningRate = UNCHANGED
-    density_warmup: Sequence[float] = ()
+    density_warmup: Sequence[float] | int = ()
     watcher: Watcher = watch_nothing
     on_engine: OnEngine = leave_alone
     agreed: Mapping[str, object] = field(default_factory=dict)
@@ -350,6 +365,8 @@ class Run:
 
     def _floor(self, epoch: int) -> float:
         warmup = self.options.density_warmup
+        if isinstance(warmup, int):
+            warmup = warmup_densities(self.engine.plan, warmup)
         return warmup[epoch] if epoch < len(warmup) else 0.0
 
     def _warm_up(self, epoch: int) -> None:

@@ -186,6 +186,17 @@ class Spec(Value):
             ValueError: the spec is for another number of tensors.
         """
 
+    def fitted(self, shapes: Sequence[Sequence[int]]) -> Self:
+        """Return the spec for tensors of these ``shapes``.
+
+        The same, unless the method is not meant for some of them.
+        """
+        return self
+
+    def unfitted(self) -> Self:
+        """Return the spec that was fitted to some tensors, for any."""
+        return self
+
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec for the bucket's tensors ``start..stop`` (exclusive).
 

@@ -96,6 +96,23 @@ class TopK(_Largest):
         """Return one density for each of the bucket's ``tensors``."""
         return for_each(self.density, tensors, "densities")
 
+    def fitted(self, shapes: Sequence[Sequence[int]]) -> Self:
+        """Return the spec with tensors of one dimension whole.
+
+        Biases and norms are small, and suffer most from what comes late (Deep Gradient
+        Compression leaves them out).
+        """
+        if isinstance(self.density, tuple) or all(len(shape) > 1 for shape in shapes):
+            return self
+        density = tuple(1.0 if len(shape) < 2 else self.density for shape in shapes)
+        return self.model_copy(update={"density": density})
+
+    def unfitted(self) -> Self:
+        """Return the spec with the lowest density for all tensors."""
+        given = self.density
+        lowest = min(given) if isinstance(given, tuple) else given
+        return self.model_copy(update={"density": lowest})
+
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the densities of tensors ``start..stop``."""
         if not isinstance(self.density, tuple):

@@ -9,7 +9,7 @@ from comm_plan.tests.support.documents import profile_of, tensor
 from comm_plan.tests.support.planning import planned
 
 PROFILE = profile_of(
-    [tensor("b.weight", (1000,), 0.01), tensor("a.weight", (4000,), 0.02)],
+    [tensor("b.weight", (100, 10), 0.01), tensor("a.weight", (100, 40), 0.02)],
     compression={
         "topk": (CompressionCost(numel=1000, compress_s=1e-4, decompress_s=1e-4),)
     },

@@ -96,6 +96,15 @@ def test_densities_by_tensor_are_sliced_and_counted():
         spec.densities(2)
 
 
+def test_top_k_sends_tensors_of_one_dimension_whole():
+    spec = TopK(density=0.01)
+    fitted = spec.fitted([(3, 4), (5,), ()])
+    assert fitted.density == (0.01, 1.0, 1.0)
+    assert fitted.restricted_to(0, 2).unfitted() == spec
+    assert spec.fitted([(3, 4)]) == spec.unfitted() == spec
+    assert TopK(density=(0.5, 0.1)).fitted([(5,), (6,)]).density == (0.5, 0.1)
+
+
 def test_int8_limits_the_ranks_of_an_all_reduce_only():
     spec = TernGrad()
     assert spec.too_many_ranks("allreduce", 127) is None

@@ -85,7 +85,7 @@ def profile(
         tensors.append(
             tensor(
                 f"{layer}.{index}",
-                (numel,),
+                (numel, 1),
                 ready_s,
                 dtype=dtypes[index],
                 layer=layer,
