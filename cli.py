@@ -26,13 +26,13 @@ from contextlib import (
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar, cast
 
 import typer
 
 from comm_plan import __version__, screen
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.errors import CommPlanError, InputError
+from comm_plan.errors import CommPlanError, InputError, one_line
 from comm_plan.options import (
     OPTIMAL,
     WORKLOAD,
@@ -59,6 +59,7 @@ from comm_plan.options import (
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.compression import KINDS
+from comm_plan.plans.document import MAX_RANKS, YEAR_S
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 app = typer.Typer(
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,18 +80,26 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"comm-plan {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks of errors.")
     ] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print and exit."
+        ),
+    ] = False,
 ) -> None:
     if debug:
         os.environ["COMM_PLAN_DEBUG"] = "1"
-    if version:
-        print(f"comm-plan {__version__}")
-        raise typer.Exit
 
 
 @app.command()
@@ -171,14 +179,18 @@ def benchmark_network(
         int, typer.Option("--max-bytes", min=4, help="Largest message.")
     ] = 64 * 1024 * 1024,
     budget_s: Annotated[
-        float, typer.Option("--budget", min=0, help="About so many seconds in all.")
+        float,
+        typer.Option(
+            "--budget", min=0, max=YEAR_S, help="About so many seconds in all."
+        ),
     ] = 90.0,
     imported: Annotated[
         list[Path] | None,
         typer.Option("--import", help="Read nccl-tests or OSU output instead."),
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option(min=2, help="Ranks of the imported files.")
+        int | None,
+        typer.Option(min=2, max=MAX_RANKS, help="Ranks of the imported files."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -246,8 +258,8 @@ def solve(
     from comm_plan.planner import Settings, make_problem, summarise
     from comm_plan.planner.threshold import caps
     from comm_plan.plans import Network, Profile, check_writable
-    from comm_plan.plans.document import write_atomically
     from comm_plan.plans.export import EXPORTS
+    from comm_plan.plans.files import write_atomically
     from comm_plan.report.solvers import solver_table
 
     check_writable(output)
@@ -260,7 +272,7 @@ def solve(
         compressor=_value(compressor),
         options=_pairs(options),
         dense_layers=_names(dense_layers),
-        caps_nbytes=caps(int(threshold) if threshold.isdigit() else threshold),
+        caps_nbytes=caps(threshold),
         max_ratio=max_ratio,
         allow=("dense",) if lossless else _names(allow),
         tolerance=tolerance,
@@ -460,7 +472,7 @@ def compare(
     ranks = _as_planned(ranks, plans[0])
     _start_ranks(context, ranks)
     from comm_plan.plans import Plan, check_writable
-    from comm_plan.plans.document import make_folder
+    from comm_plan.plans.files import make_folder
     from comm_plan.report.comparison import comparison
     from comm_plan.runtime.side_by_side import train_side_by_side
     from comm_plan.runtime.trainer import Options
@@ -509,7 +521,10 @@ def tune(
         Path, typer.Option("-o", "--output", help="Folder for plans and evidence.")
     ] = Path("tuning"),
     budget_s: Annotated[
-        float, typer.Option("--budget", min=10, help="Seconds it may take in all.")
+        float,
+        typer.Option(
+            "--budget", min=10, max=YEAR_S, help="Seconds it may take in all."
+        ),
     ] = 300.0,
     objective: Annotated[
         Literal["time", "loss"],
@@ -541,7 +556,7 @@ def tune(
     _start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
-    from comm_plan.plans.document import make_folder
+    from comm_plan.plans.files import make_folder
     from comm_plan.tuner.tune import Options
     from comm_plan.tuner.tune import tune as run
 
@@ -676,7 +691,7 @@ def reproduce(
     from rich.markdown import Markdown
 
     from comm_plan.plans import check_writable
-    from comm_plan.plans.document import write_atomically
+    from comm_plan.plans.files import write_atomically
     from comm_plan.reproduction.page import page
 
     check_writable(output)
@@ -715,14 +730,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Torch prints what it also raises, with frames of C++, on every rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
-        app(words, obj=words)
-    except KeyboardInterrupt:
+        code = app(words or ["--help"], obj=words, standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except CommPlanError as error:
         _fail(error, error.exit_code)
     except Exception as error:
-        _fail(error, 1)
-    sys.exit(0)
+        refused = _misused(error)
+        _fail(refused or error, 2 if refused else 1)
+    sys.exit(code or 0)
+
+
+def _misused(error: Exception) -> InputError | None:
+    """Return what the parser of words says of them, None if it is no such error."""
+    usage_error = typer.BadParameter.__bases__  # wherever this typer keeps click
+    if not isinstance(error, usage_error):
+        return None
+    misuse = cast("typer.BadParameter", error)
+    path = misuse.ctx.command_path if misuse.ctx else "comm-plan"
+    said = misuse.format_message().rstrip(".")
+    return InputError(f"{said}: {path} --help lists what there is")
 
 
 def _fail(error: BaseException, code: int) -> NoReturn:
@@ -743,7 +770,7 @@ def _explain(error: BaseException) -> None:
     here = place()
     if os.environ.get("COMM_PLAN_DEBUG"):
         traceback.print_exception(error)
-    text = " ".join(str(error).split())
+    text = one_line(str(error))
     if not isinstance(error, CommPlanError):
         text = f"{type(error).__name__}: {text} (--debug shows where)"
     who = f"rank {here.rank}: " if here.world_size > 1 else ""

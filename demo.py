@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from comm_plan import screen
-from comm_plan.plans.document import make_folder
+from comm_plan.plans.files import make_folder
 
 LINK = "100mbit"
 """What the ranks of this machine are held back to: between hosts it would be real."""

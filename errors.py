@@ -14,12 +14,19 @@
         └── NonFiniteError       a gradient held inf or NaN
 
 Every message is one line that names the value and the remedy; the command line prints
-it as it is.
+it, cut where it is very long.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+LONGEST_LINE = 400
+"""Characters of a message that the command line prints."""
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+"""Characters that a terminal may obey instead of showing them."""
 
 
 class CommPlanError(Exception):
@@ -69,3 +76,17 @@ class NonFiniteError(RunError):
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """Return what to raise for a ``name`` that is not in the registry ``known``."""
     return InputError(f"{what} {name!r} is unknown: use one of {', '.join(known)}")
+
+
+def one_line(text: str, at_most: int = LONGEST_LINE) -> str:
+    """Return ``text`` in one line without control characters, cut in its middle."""
+    line = printable(" ".join(text.split()))
+    if len(line) <= at_most:
+        return line
+    half = (at_most - 5) // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with its control characters written as escapes."""
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)

@@ -28,6 +28,7 @@ import typer
 from comm_plan.collectives.registry import ALGORITHMS
 from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import METHODS
+from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS
 from comm_plan.plans.export import EXPORTS
 from comm_plan.transports.backends import BACKENDS
 from comm_plan.workloads.optimizer import OPTIMIZERS
@@ -72,12 +73,15 @@ NetworkArgument = Annotated[Path, typer.Argument(metavar="NETWORK")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]
 WorldSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Ranks to plan for. Default: as measured."),
+    typer.Option(min=1, max=MAX_RANKS, help="Ranks to plan for. Default: as measured."),
 ]
 LinkSpeed = Annotated[
     float | None,
     typer.Option(
-        "--link-gbits", min=1e-6, help="A rank's link, for the lower bound, Gbit/s."
+        "--link-gbits",
+        min=1e-6,
+        max=1e6,
+        help="A rank's link, for the lower bound, Gbit/s.",
     ),
 ]
 DenseLayers = Annotated[
@@ -107,7 +111,8 @@ Tolerance = Annotated[
     ),
 ]
 MaxRatio = Annotated[
-    float, typer.Option(min=1, help="Upper bound on numel / k for sparse methods.")
+    float,
+    typer.Option(min=1, max=1e9, help="Upper bound on numel / k for sparse methods."),
 ]
 
 
@@ -152,7 +157,8 @@ class WorkloadOptions(Group):
     panel = "Workload"
 
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a rank's batch.")
+        int | None,
+        typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a rank's batch."),
     ] = None
     data: Annotated[
         Path | None,
@@ -201,7 +207,7 @@ class Training(Group):
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Default: the workload's.")
     ] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None
+    steps: Annotated[int | None, typer.Option(min=0, help="Stop after so many.")] = None
     seed: Annotated[
         int, typer.Option(help="Of parameters, data order and compressors.")
     ] = 0

@@ -1,5 +1,8 @@
 """The terminal: what is printed, and progress bars, on stderr.
 
+All text is printed as it is: names in documents and paths are no markup, and control
+characters in them do nothing.
+
 Imports wait inside the functions, so that ``--help`` is instant.
 """
 
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from comm_plan import units
+from comm_plan.errors import printable
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ def console() -> Console:
     """Return the terminal: stderr, as wide as it is."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, markup=False, emoji=False)
 
 
 def show(renderable: Any) -> None:
@@ -33,17 +37,24 @@ def show(renderable: Any) -> None:
 
 def say(line: str) -> None:
     """Print one line."""
-    console().print(line, highlight=False)
+    console().print(printable(line), highlight=False)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int | None, str], None]]:
     """Lend a progress bar, shown on rank 0: ``progress(done, total, description)``."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(
-        *columns,
+        TextColumn("{task.description}", style="progress.description", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console(),
         transient=True,

@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import TypeVar
 
 from comm_plan.collectives.registry import check_known
 from comm_plan.commbench import nccl_tests, nccl_tests_json, osu
 from comm_plan.commbench.fit import fit
 from comm_plan.commbench.measurement import Measurement, merged
-from comm_plan.errors import DocumentError, MismatchError
+from comm_plan.errors import DocumentError, MismatchError, one_line
+from comm_plan.plans.document import refused_as
+from comm_plan.plans.files import read_text
 from comm_plan.plans.network import CollectiveCost, Network
 
 _T = TypeVar("_T", str, int)
@@ -37,31 +38,24 @@ def load(
         MismatchError: the files, or they and ``world_size``, do not agree.
     """
     files = [str(path) for path in paths]
-    measurements = [part for path in files for part in _read(path, world_size)]
-    check_known(part.collective for part in measurements)
-    names = ", ".join(files)
-    ranks = {part.world_size for part in measurements if part.world_size is not None}
-    if world_size is not None:
-        ranks.add(world_size)
-    return Network(
-        backend=backend
-        or _only({part.backend for part in measurements}, "backend", names),
-        world_size=_only(ranks, "number of ranks", names),
-        hosts=tuple(
-            dict.fromkeys(host for part in measurements for host in part.hosts)
-        ),
-        collectives=_costs(measurements),
-        environment={"imported_from": names},
-    )
-
-
-def _read(path: str, world_size: int | None) -> list[Measurement]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DocumentError(f"{path}: cannot be read: {reason.lower()}") from None
-    return parse(text, path, world_size)
+    names = one_line(", ".join(files))
+    with refused_as(names):
+        measurements = [
+            part for path in files for part in parse(read_text(path), path, world_size)
+        ]
+        check_known(part.collective for part in measurements)
+        ranks = {part.world_size for part in measurements if part.world_size}
+        ranks |= {world_size} if world_size is not None else set()
+        return Network(
+            backend=backend
+            or _only({part.backend for part in measurements}, "backend", names),
+            world_size=_only(ranks, "number of ranks", names),
+            hosts=tuple(
+                dict.fromkeys(host for part in measurements for host in part.hosts)
+            ),
+            collectives=_costs(measurements),
+            environment={"imported_from": names},
+        )
 
 
 def parse(

@@ -15,6 +15,7 @@ from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
 from comm_plan.planner.uncertainty import expected_error_s
 from comm_plan.plans.compression import method
+from comm_plan.plans.document import refused_as
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile
@@ -79,37 +80,41 @@ def to_plan(
         schedule: the iteration under them.
         baselines: predicted iteration seconds of other solvers, by name.
         lower_bound_s: what :func:`dense_lower_bound_s` returns for the problem.
+
+    Raises:
+        DocumentError: a predicted time is beyond what a plan may hold.
     """
     profile, network = problem.prices.profile, problem.prices.network
     names = [tensor.name for tensor in profile.tensors]
-    return Plan(
-        solver=solver,
-        model=PlannedModel(
-            name=profile.model.name, fingerprint=profile.model.fingerprint
-        ),
-        world_size=problem.world_size,
-        backend=network.backend,
-        buckets=tuple(
-            Bucket(
-                tensors=tuple(names[start:stop]),
-                compressor=option.spec(start, stop),
-                collective=option.collective,
-            )
-            for start, stop, option in solution.buckets()
-        ),
-        predicted=Predicted(
-            iteration_s=schedule.iteration_s,
-            exposed_s=schedule.exposed_s,
-            lower_bound_s=lower_bound_s,
-            baselines=dict(baselines),
-            extrapolated_from=problem.extrapolated_from,
-            timing=_timing(profile, schedule),
-            error_s=expected_error_s(problem, solution),
-        ),
-        inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
-        emulated_link=network.emulated_link,
-        momentum_correction=problem.settings.momentum_correction,
-    )
+    with refused_as(f"the plan of solver {solver}"):
+        return Plan(
+            solver=solver,
+            model=PlannedModel(
+                name=profile.model.name, fingerprint=profile.model.fingerprint
+            ),
+            world_size=problem.world_size,
+            backend=network.backend,
+            buckets=tuple(
+                Bucket(
+                    tensors=tuple(names[start:stop]),
+                    compressor=option.spec(start, stop),
+                    collective=option.collective,
+                )
+                for start, stop, option in solution.buckets()
+            ),
+            predicted=Predicted(
+                iteration_s=schedule.iteration_s,
+                exposed_s=schedule.exposed_s,
+                lower_bound_s=lower_bound_s,
+                baselines=dict(baselines),
+                extrapolated_from=problem.extrapolated_from,
+                timing=_timing(profile, schedule),
+                error_s=expected_error_s(problem, solution),
+            ),
+            inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
+            emulated_link=network.emulated_link,
+            momentum_correction=problem.settings.momentum_correction,
+        )
 
 
 def _timing(profile: Profile, schedule: Schedule) -> Timing:

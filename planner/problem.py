@@ -19,12 +19,16 @@ from comm_plan.errors import InputError
 from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
+from comm_plan.plans.document import MAX_RANKS
 
 if TYPE_CHECKING:
     from comm_plan.planner.prices import Prices
 
 DDP_CAPS = (1 << 20, 25 << 20)
 HOROVOD_CAPS = (128 << 20,)
+
+MAX_RATIO = 1e9
+"""One element of a thousand million: no gradient is compressed further."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,13 @@ class Settings:
         """Refuse what means nothing.
 
         Raises:
-            InputError: a world size, ``max_ratio`` below 1, a link speed not above 0,
-                ``tolerance`` below 0, or options of no compressor.
+            InputError: a world size or ``max_ratio`` out of range, a link speed not
+                above 0, ``tolerance`` below 0, or options of no compressor.
         """
-        if self.world_size is not None and self.world_size < 1:
+        if self.world_size is not None and not 1 <= self.world_size <= MAX_RANKS:
             raise InputError(
-                f"world size {self.world_size} is below 1: give the number of ranks"
+                f"world size {self.world_size} is not from 1 to {MAX_RANKS}: give the "
+                "number of ranks"
             )
         if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
             raise InputError(
@@ -91,9 +96,10 @@ class Settings:
                 f"options {', '.join(self.options)} are given without a compressor: "
                 "name one"
             )
-        if not self.max_ratio >= 1:
+        if not 1 <= self.max_ratio <= MAX_RATIO:
             raise InputError(
-                f"max ratio {self.max_ratio} is below 1: 1 keeps everything"
+                f"max ratio {self.max_ratio} is not from 1, which keeps everything, to "
+                f"{MAX_RATIO:g}"
             )
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance} is below 0: give a share")

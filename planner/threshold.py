@@ -25,19 +25,23 @@ PRESETS = {"ddp": DDP_CAPS, "horovod": HOROVOD_CAPS}
 
 
 def caps(threshold: str | int) -> tuple[int, ...]:
-    """Return the caps of a preset's name or of one size in bytes.
+    """Return the caps of a preset's name, or one of so many bytes.
 
     Raises:
         InputError: no such preset, or a size below 1.
     """
     if isinstance(threshold, str) and threshold in PRESETS:
         return PRESETS[threshold]
-    if isinstance(threshold, str) or threshold < 1:
+    try:
+        nbytes = int(threshold)
+    except ValueError:
+        nbytes = 0
+    if nbytes < 1:
         known = " or ".join(PRESETS)
         raise InputError(
             f"threshold {threshold!r} is no cap: give {known}, or bytes from 1 on"
         )
-    return (threshold,)
+    return (nbytes,)
 
 
 def solve(problem: Problem) -> Solution:

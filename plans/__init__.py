@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from comm_plan.errors import DocumentError
+from comm_plan.errors import DocumentError, one_line
 from comm_plan.plans.compression import (
     METHODS,
     SPECS,
@@ -22,12 +22,8 @@ from comm_plan.plans.compression import (
     method,
     selected,
 )
-from comm_plan.plans.document import (
-    Document,
-    check_writable,
-    read_schema,
-    write_atomically,
-)
+from comm_plan.plans.document import LONGEST_VALUE, Document, read_schema
+from comm_plan.plans.files import check_writable, write_atomically
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
 from comm_plan.plans.plan import (
@@ -74,7 +70,8 @@ def load_document(path: str | Path) -> Document:
         if schema == kind.SCHEMA:
             return kind.load(path)
     known = ", ".join(kind.SCHEMA for kind in DOCUMENTS)
-    raise DocumentError(f"{path}: schema {schema!r} is none of {known}")
+    stated = one_line(repr(schema), LONGEST_VALUE)
+    raise DocumentError(f"{path}: schema {stated} is none of {known}")
 
 
 DOCUMENTS: tuple[type[Document], ...] = (Profile, Network, Plan, RunRecord, Tuning)

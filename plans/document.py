@@ -1,6 +1,9 @@
-"""What every document shares: strict fields, versions, one-line errors, atomic files.
+"""What every document shares: bounded fields, versions, one-line errors.
 
 A document is a frozen pydantic model whose JSON starts with ``schema`` and ``version``.
+Every field is of a type with bounds, those here or narrower ones, which the JSON
+Schemas show too: whatever is read can be computed with, and printed.
+
 Format history: version 1 of each document is the first.
 """
 
@@ -9,19 +12,42 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from comm_plan.errors import DocumentError, OutputError
+from comm_plan.errors import DocumentError, one_line
+from comm_plan.plans.files import read_text, write_atomically
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Nbytes = Annotated[int, Field(ge=0)]
-Numel = Annotated[int, Field(ge=0)]
+MAX_RANKS = 2**20
+MAX_BATCH_SIZE = 2**31
+MAX_TENSORS = 10_000_000
+MAX_INTEGER = 2**53
+"""Whole numbers up to here are exact as floating-point numbers too."""
+MAX_DEPTH = 64
+"""How deep a document's JSON may be nested."""
+YEAR_S = 366 * 24 * 3600.0
+
+LONGEST_VALUE = 150
+"""Characters of a value, and of what is wrong with it, in a message."""
+
+_IN_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+
+Seconds = Annotated[float, Field(ge=0, le=YEAR_S)]
+PositiveSeconds = Annotated[float, Field(ge=1e-12, le=YEAR_S)]
+Nbytes = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+MeanNbytes = Annotated[float, Field(ge=0, le=MAX_INTEGER)]
+Numel = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+PositiveCount = Annotated[int, Field(gt=0, le=MAX_INTEGER)]
+Ranks = Annotated[int, Field(gt=0, le=MAX_RANKS)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+BytesPerSecond = Annotated[float, Field(ge=1, le=MAX_INTEGER)]
+Name = Annotated[str, Field(max_length=1000, pattern=_IN_ONE_LINE)]
+Sentence = Annotated[str, Field(max_length=10_000, pattern=_IN_ONE_LINE)]
 
 
 class Value(BaseModel):
@@ -64,10 +90,8 @@ class Document(Value):
         raw = _parse(text, source)
         _check_head(raw, cls.SCHEMA, cls.VERSION, source)
         body = {k: v for k, v in raw.items() if k not in ("schema", "version")}
-        try:
+        with refused_as(source):
             return cls.model_validate_json(json.dumps(body))
-        except ValidationError as error:
-            raise DocumentError(f"{source}: {_first_problem(error)}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -76,7 +100,7 @@ class Document(Value):
         Raises:
             DocumentError: the file cannot be read, or as :meth:`from_json`.
         """
-        return cls.from_json(_read(path), source=str(path))
+        return cls.from_json(read_text(path), source=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document to ``path``, whole or not at all.
@@ -106,79 +130,23 @@ def read_schema(path: str | os.PathLike[str]) -> object:
     Raises:
         DocumentError: the file cannot be read, or holds no JSON object.
     """
-    return _parse(_read(path), str(path)).get("schema")
+    return _parse(read_text(path), str(path)).get("schema")
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write ``content``, text as UTF-8, to ``path`` through a temporary file beside it.
+@contextmanager
+def refused_as(source: str) -> Iterator[None]:
+    """Say in one line what is wrong with a value that is made within.
 
-    Raises:
-        OutputError: the file cannot be written; whatever was there is untouched.
-    """
-    raw = content.encode() if isinstance(content, str) else content
-    handle, temporary = _temporary_beside(path)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now, before long work, if ``path`` could not be written afterwards.
+    Args:
+        source: what holds the value, for the message.
 
     Raises:
-        OutputError: the folder is missing or not writable, or ``path`` is a folder.
-    """
-    if Path(path).is_dir():
-        raise OutputError(f"{path}: cannot be written: it is a folder")
-    handle, temporary = _temporary_beside(path)
-    os.close(handle)
-    temporary.unlink()
-
-
-def _temporary_beside(path: str | os.PathLike[str]) -> tuple[int, Path]:
-    """Return a new file in the folder of ``path``, open, and its name."""
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name}."
-        )
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {_reason(error)}") from None
-    return handle, Path(temporary)
-
-
-def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make the folder ``path`` and those above it, unless they are there.
-
-    Raises:
-        OutputError: it cannot be made.
+        DocumentError: a field is missing, unknown or out of range.
     """
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be made: {_reason(error)}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()
-
-
-def _read(path: str | os.PathLike[str]) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DocumentError(f"{path}: cannot be read: {_reason(error)}") from None
+        yield
+    except ValidationError as error:
+        raise DocumentError(f"{source}: {_first_problem(error)}") from None
 
 
 def _parse(text: str, source: str) -> Mapping[str, Any]:
@@ -193,18 +161,47 @@ def _parse(text: str, source: str) -> Mapping[str, Any]:
         raise DocumentError(
             f"{source}: not JSON: {error.msg} in line {error.lineno}"
         ) from None
+    except RecursionError:
+        raise DocumentError(_too_deep(source)) from None
+    except ValueError:  # Python does not convert integers of thousands of digits
+        raise DocumentError(
+            f"{source}: holds an integer beyond 2^53: measure again"
+        ) from None
     if not isinstance(raw, dict):
         raise DocumentError(f"{source}: a document is a JSON object, this is not")
+    _check_depth(raw, source)
     return raw
+
+
+def _check_depth(raw: object, source: str) -> None:
+    level = [raw]
+    for _ in range(MAX_DEPTH):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return
+    raise DocumentError(_too_deep(source))
+
+
+def _children(value: object) -> Iterator[object]:
+    children = value.values() if isinstance(value, dict) else value
+    return (c for c in children if isinstance(c, dict | list))  # type: ignore
+
+
+def _too_deep(source: str) -> str:
+    return f"{source}: is nested deeper than {MAX_DEPTH}: give a document of comm-plan"
 
 
 def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) -> None:
     stated = raw.get("schema")
     if stated != schema:
-        raise DocumentError(f'{source}: schema is {stated!r}, "{schema}" is needed')
+        raise DocumentError(
+            f"{source}: schema is {one_line(repr(stated), LONGEST_VALUE)}, "
+            f'"{schema}" is needed'
+        )
     if raw.get("version") != version:
         raise DocumentError(
-            f"{source}: version {raw.get('version')!r} of {schema} is unknown, this "
+            f"{source}: version {one_line(repr(raw.get('version')), LONGEST_VALUE)} of "
+            f"{schema} is unknown, this "
             f"comm-plan reads version {version}: write the file again, or upgrade"
         )
 
@@ -213,8 +210,10 @@ def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in problem["loc"]) or "document"
     message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    message = one_line(message[:1].lower() + message[1:], LONGEST_VALUE)
+    if problem["type"] == "string_pattern_mismatch":
+        message = "holds a control character, such as the end of a line"
     value = problem["input"]
     if problem["type"] == "missing" or isinstance(value, dict | list | tuple | Value):
         return f"{place}: {message}"
-    return f"{place} = {value!r}: {message}"
+    return f"{place} = {one_line(repr(value), LONGEST_VALUE)}: {message}"

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from comm_plan.errors import InputError
 from comm_plan.plans.plan import Plan
 
-DDP = '''"""PyTorch DDP that merges gradients as comm-plan's plan for {model} says.
+DDP = '''"""PyTorch DDP that merges gradients as a plan of comm-plan says.
 
     model = wrap(model)
 """
 
 {import_hooks}from torch.nn.parallel import DistributedDataParallel
 
+MODEL = {model}
 BUCKETS = {buckets}
 
 MIB = 2**20
@@ -42,13 +43,14 @@ def ddp_hook_name(kind: str) -> str:
     return f"{kind}_compress_hook"
 
 
-HOROVOD = '''"""Horovod that merges gradients as comm-plan's plan for {model} says.
+HOROVOD = '''"""Horovod that merges gradients as a plan of comm-plan says.
 
     optimizer = wrap(optimizer, model)
 """
 
 import horovod.torch as hvd
 
+MODEL = {model}
 BUCKETS = {buckets}
 
 
@@ -80,7 +82,7 @@ def to_ddp(plan: Plan) -> str:
         name = f"default_hooks.{ddp_hook_name(kind)}"
         hook = f"    wrapped.register_comm_hook(None, {name})\n"
     return DDP.format(
-        model=plan.model.name,
+        model=_literal(plan.model.name),
         buckets=_buckets(plan),
         import_hooks=imported,
         hook=hook,
@@ -95,7 +97,7 @@ def to_horovod(plan: Plan) -> str:
     """
     kind = only_kind(plan, "Horovod", ("dense", "fp16"))
     return HOROVOD.format(
-        model=plan.model.name,
+        model=_literal(plan.model.name),
         buckets=_buckets(plan),
         compression="none" if kind == "dense" else kind,
     )
@@ -132,5 +134,9 @@ def only_kind(plan: Plan, who: str, able: tuple[str, ...]) -> str:
 
 
 def _buckets(plan: Plan) -> str:
-    buckets = [list(bucket.tensors) for bucket in plan.buckets]
-    return json.dumps(buckets, indent=4)
+    return _literal([list(bucket.tensors) for bucket in plan.buckets])
+
+
+def _literal(value: object) -> str:
+    """Return Python for a text, or lists of texts: JSON is that too, unescaped."""
+    return json.dumps(value, indent=4, ensure_ascii=False)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
-
-from pydantic import Field
 
 from comm_plan import units
 from comm_plan.errors import InputError
-from comm_plan.plans.document import Seconds, Value
+from comm_plan.plans.document import BytesPerSecond, Seconds, Value
 
 LATENCY_S = 50e-6
 """Of a message on an emulated link unless it is given: common for Ethernet and TCP."""
@@ -25,7 +22,7 @@ _FORM = re.compile(
 class EmulatedLink(Value):
     """Every rank's link to all others: its speed in each direction, and its latency."""
 
-    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    bytes_per_s: BytesPerSecond
     latency_s: Seconds = LATENCY_S
 
     def __str__(self) -> str:

@@ -8,10 +8,19 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from comm_plan.plans.document import Document, Nbytes, Seconds, Value
+from comm_plan.plans.document import (
+    MAX_INTEGER,
+    Document,
+    Name,
+    Nbytes,
+    PositiveCount,
+    PositiveSeconds,
+    Ranks,
+    Seconds,
+    Sentence,
+    Value,
+)
 from comm_plan.plans.link import EmulatedLink
-
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Sample(Value):
@@ -21,7 +30,7 @@ class Sample(Value):
     median_s: PositiveSeconds
     min_s: PositiveSeconds
     p95_s: PositiveSeconds
-    iterations: Annotated[int, Field(gt=0)]
+    iterations: PositiveCount
 
 
 class Segment(Value):
@@ -36,7 +45,7 @@ class Fit(Value):
     """A piecewise affine cost: ``alpha_s + beta_s_per_byte * nbytes`` by segment."""
 
     segments: Annotated[tuple[Segment, ...], Field(min_length=1)]
-    median_error: Annotated[float, Field(ge=0)] | None = None
+    median_error: Annotated[float, Field(ge=0, le=MAX_INTEGER)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -59,7 +68,7 @@ class CollectiveCost(Value):
 
     samples: tuple[Sample, ...] = ()
     fit: Fit | None = None
-    sync: str | None = None
+    sync: Sentence | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,9 +93,9 @@ class Network(Document):
 
     SCHEMA: ClassVar[str] = "comm-plan/network"
 
-    backend: str
-    world_size: Annotated[int, Field(gt=0)]
-    hosts: tuple[str, ...] = ()
-    collectives: dict[str, CollectiveCost]
-    environment: dict[str, str] = {}
+    backend: Name
+    world_size: Ranks
+    hosts: tuple[Name, ...] = ()
+    collectives: dict[Name, CollectiveCost]
+    environment: dict[Name, Sentence] = {}
     emulated_link: EmulatedLink | None = None

@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from comm_plan.plans.compression import CompressorSpec, Dense
-from comm_plan.plans.document import Document, Seconds, Value
+from comm_plan.plans.document import (
+    MAX_TENSORS,
+    Document,
+    Name,
+    Ranks,
+    Seconds,
+    Value,
+)
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.timing import Timing
 
@@ -16,9 +23,9 @@ from comm_plan.plans.timing import Timing
 class Bucket(Value):
     """Tensors that are sent together, in ready order."""
 
-    tensors: Annotated[tuple[str, ...], Field(min_length=1)]
+    tensors: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_TENSORS)]
     compressor: CompressorSpec = Dense()
-    collective: str = "allreduce"
+    collective: Name = "allreduce"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -35,8 +42,8 @@ class Bucket(Value):
 class PlannedModel(Value):
     """The model that a plan is for."""
 
-    name: str
-    fingerprint: str
+    name: Name
+    fingerprint: Name
 
 
 class Predicted(Value):
@@ -51,8 +58,8 @@ class Predicted(Value):
     iteration_s: Seconds
     exposed_s: Seconds
     lower_bound_s: Seconds
-    baselines: dict[str, Seconds] = {}
-    extrapolated_from: int | None = None
+    baselines: dict[Name, Seconds] = {}
+    extrapolated_from: Ranks | None = None
     timing: Timing | None = None
     error_s: Seconds | None = None
 
@@ -60,8 +67,8 @@ class Predicted(Value):
 class Inputs(Value):
     """Which profile and network the plan was computed from."""
 
-    profile_sha256: str
-    network_sha256: str
+    profile_sha256: Name
+    network_sha256: Name
 
 
 class Plan(Document):
@@ -73,11 +80,11 @@ class Plan(Document):
 
     SCHEMA: ClassVar[str] = "comm-plan/plan"
 
-    solver: str
+    solver: Name
     model: PlannedModel
-    world_size: Annotated[int, Field(gt=0)]
-    backend: str
-    buckets: Annotated[tuple[Bucket, ...], Field(min_length=1)]
+    world_size: Ranks
+    backend: Name
+    buckets: Annotated[tuple[Bucket, ...], Field(min_length=1, max_length=MAX_TENSORS)]
     predicted: Predicted | None = None
     inputs: Inputs | None = None
     emulated_link: EmulatedLink | None = None

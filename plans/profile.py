@@ -11,7 +11,19 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from comm_plan.plans.document import Document, Numel, Seconds, Value
+from comm_plan.plans.document import (
+    MAX_BATCH_SIZE,
+    MAX_INTEGER,
+    MAX_TENSORS,
+    Document,
+    Name,
+    Numel,
+    PositiveCount,
+    Ranks,
+    Seconds,
+    Sentence,
+    Value,
+)
 
 DTYPE_NBYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -33,16 +45,16 @@ def fingerprint(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> str:
 class Model(Value):
     """Which model: its name, its fingerprint, and its number of trainable numbers."""
 
-    name: str
-    fingerprint: str
-    parameters: Annotated[int, Field(gt=0)]
+    name: Name
+    fingerprint: Name
+    parameters: PositiveCount
 
 
 class Device(Value):
     """Where the profile was measured: ``cpu`` or ``cuda``, and the device's name."""
 
-    type: str
-    name: str
+    type: Name
+    name: Name
 
 
 class TensorTiming(Value):
@@ -51,11 +63,11 @@ class TensorTiming(Value):
     ``ready_s`` counts from the start of backward.
     """
 
-    name: str
-    layer: str
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
-    numel: Annotated[int, Field(gt=0)]
-    dtype: str
+    name: Name
+    layer: Name
+    shape: Annotated[tuple[Numel, ...], Field(max_length=64)]
+    numel: PositiveCount
+    dtype: Name
     ready_s: Seconds
 
     @property
@@ -142,7 +154,7 @@ class Contention(Value):
     ``codec``: while the communication thread encodes or decodes.
     """
 
-    world_size: Annotated[int, Field(ge=1)]
+    world_size: Ranks
     startup: Rates = Rates()
     transfer: Rates = Rates()
     codec: Rates = Rates()
@@ -161,26 +173,31 @@ class Profile(Document):
 
     model: Model
     device: Device
-    environment: dict[str, str] = {}
-    batch_size: Annotated[int, Field(gt=0)]
+    environment: dict[Name, Sentence] = {}
+    batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH_SIZE)]
     forward_s: Seconds
     backward_s: Seconds
     update_s: Seconds
-    tensors: Annotated[tuple[TensorTiming, ...], Field(min_length=1)]
+    tensors: Annotated[
+        tuple[TensorTiming, ...], Field(min_length=1, max_length=MAX_TENSORS)
+    ]
     waiting_s: Seconds = 0.0
     handoff_s: Seconds = 0.0
-    compression: dict[str, tuple[CompressionCost, ...]] = {}
-    iterations: Annotated[int, Field(gt=0)] | None = None
+    compression: dict[Name, tuple[CompressionCost, ...]] = {}
+    iterations: PositiveCount | None = None
     forward_spread: Spread | None = None
     backward_spread: Spread | None = None
     contention: Contention | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [tensor.name for tensor in self.tensors]
-        if len(set(names)) < len(names):
-            doubled = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"tensor {doubled} is listed twice")
+        seen: set[str] = set()
+        for tensor in self.tensors:
+            if tensor.name in seen:
+                raise ValueError(f"tensor {tensor.name} is listed twice")
+            seen.add(tensor.name)
+        if self.nbytes > MAX_INTEGER:
+            raise ValueError(f"gradients have {self.nbytes} bytes, above 2^53")
         previous = self.tensors[0]
         for tensor in self.tensors[1:]:
             if tensor.ready_s < previous.ready_s:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from comm_plan.plans.document import Document, Nbytes, Seconds, Value
+from comm_plan.plans.document import (
+    Count,
+    Document,
+    MeanNbytes,
+    Name,
+    Nbytes,
+    Ranks,
+    Seconds,
+    Seed,
+    Sentence,
+    Value,
+)
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.timing import Timing
 
@@ -18,7 +27,7 @@ class IterationTimes(Value):
     longest in each step would count twice what one of them was late and then caught up.
     """
 
-    count: Annotated[int, Field(ge=0)]
+    count: Count
     median_s: Seconds
     p95_s: Seconds
     min_s: Seconds
@@ -27,11 +36,13 @@ class IterationTimes(Value):
 class BucketTraffic(Value):
     """What one bucket put on the wire, per step and rank."""
 
-    tensors: int
-    kind: str
-    collective: str
+    tensors: Count
+    kind: Name
+    collective: Name
     dense_nbytes: Nbytes
-    message_nbytes: float  # mean over the steps; handed to the transport by this rank
+    message_nbytes: (
+        MeanNbytes  # mean over the steps; handed to the transport by this rank
+    )
 
 
 class Traffic(Value):
@@ -43,17 +54,17 @@ class Traffic(Value):
 
     buckets: tuple[BucketTraffic, ...]
     dense_nbytes: Nbytes
-    message_nbytes: float
+    message_nbytes: MeanNbytes
     compression_ratio: float
-    interface_tx_nbytes: float | None = None
+    interface_tx_nbytes: MeanNbytes | None = None
 
 
 class Evaluation(Value):
     """A figure on held-out data after some step."""
 
-    step: int
-    epoch: int
-    metric: str  # such as "accuracy"
+    step: Count
+    epoch: Count
+    metric: Name  # "accuracy" or "loss"
     value: float
 
 
@@ -65,9 +76,9 @@ class Replan(Value):
     by the new plan is.
     """
 
-    step: int
-    reason: str
-    plan_sha256: str
+    step: Count
+    reason: Sentence
+    plan_sha256: Name
     expected_s: Seconds
     corrected_s: Seconds
     predicted_s: Seconds
@@ -84,17 +95,17 @@ class RunRecord(Document):
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
 
-    workload: str
-    solver: str
-    plan_sha256: str
-    model_fingerprint: str
-    backend: str
-    world_size: Annotated[int, Field(gt=0)]
-    hosts: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
-    seed: int = 0
-    steps: Annotated[int, Field(ge=0)]
-    skipped_steps: Annotated[int, Field(ge=0)] = 0
+    workload: Name
+    solver: Name
+    plan_sha256: Name
+    model_fingerprint: Name
+    backend: Name
+    world_size: Ranks
+    hosts: tuple[Name, ...] = ()
+    environment: dict[Name, Sentence] = {}
+    seed: Seed = 0
+    steps: Count
+    skipped_steps: Count = 0
     iteration: IterationTimes
     iterations_s: tuple[Seconds, ...] = ()
     predicted_iteration_s: Seconds | None = None
@@ -106,4 +117,4 @@ class RunRecord(Document):
     timing: Timing | None = None
     replans: tuple[Replan, ...] = ()
     emulated_link: EmulatedLink | None = None
-    parameters_sha256: str | None = None
+    parameters_sha256: Name | None = None

@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from comm_plan.plans.document import Document, Seconds, Value
+from comm_plan.plans.document import (
+    Document,
+    Name,
+    PositiveCount,
+    Ranks,
+    Seconds,
+    Seed,
+    Sentence,
+    Value,
+)
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.plan import PlannedModel
 
@@ -17,7 +26,7 @@ Objective = Literal["time", "loss"]
 class Round(Value):
     """Iterations of a plan in one round without warm-up, the mean of the ranks."""
 
-    iterations: Annotated[int, Field(gt=0)]
+    iterations: PositiveCount
     median_s: Seconds
     p95_s: Seconds
 
@@ -28,7 +37,7 @@ class Curve(Value):
     ``seconds`` and ``losses`` are equally long; the losses are means over all ranks.
     """
 
-    seed: int
+    seed: Seed
     seconds: tuple[Seconds, ...]
     losses: tuple[float, ...]
 
@@ -42,8 +51,8 @@ class Trial(Value):
     ``curves`` are there when plans are judged by loss.
     """
 
-    name: str
-    plan: str
+    name: Name
+    plan: Name
     lossless: bool
     predicted_s: Seconds
     rounds: tuple[Round, ...] = ()
@@ -60,20 +69,20 @@ class Tuning(Document):
 
     SCHEMA: ClassVar[str] = "comm-plan/tuning"
 
-    workload: str
+    workload: Name
     model: PlannedModel
-    backend: str
-    world_size: Annotated[int, Field(gt=0)]
-    hosts: tuple[str, ...] = ()
+    backend: Name
+    world_size: Ranks
+    hosts: tuple[Name, ...] = ()
     emulated_link: EmulatedLink | None = None
     objective: Objective = "time"
     budget_s: Seconds
     took_s: Seconds
     complete: bool
-    winner: str
-    advice: str
+    winner: Name
+    advice: Sentence
     trials: Annotated[tuple[Trial, ...], Field(min_length=1)]
-    not_tried: dict[str, str] = {}
+    not_tried: dict[Name, Sentence] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

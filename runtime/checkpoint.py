@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import InputError, OutputError
-from comm_plan.plans.document import make_folder
+from comm_plan.plans.files import make_folder
 from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import EngineState

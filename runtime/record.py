@@ -67,7 +67,7 @@ class Recorder:
         if before is None or after is None or self._tx_nbytes is None:
             self._tx_nbytes = None
         else:
-            self._tx_nbytes += after - before
+            self._tx_nbytes += max(0, after - before)  # an interface may go
 
     def add_step(self, loss: float, seconds: float) -> None:
         """Note a step that has just ended."""

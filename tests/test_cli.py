@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from comm_plan import __version__
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
@@ -80,6 +81,40 @@ def test_help_is_quick_and_needs_no_torch():
         "sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [[], ["no-such-verb"], ["show", "absent.json"]])
+def test_the_version_is_told_whatever_follows(command, words):
+    told = command("--version", *words)
+    assert (told.returncode, told.stdout) == (0, f"comm-plan {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("no-such-verb", "No such command 'no-such-verb': comm-plan --help lists"),
+        ("show", "Missing argument 'FILE': comm-plan show --help lists"),
+        ("solve p.json n.json --world-size 100000000000000000000", "--world-size"),
+        (f"train gan --plan p.json --batch-size {'9' * 400}", "--batch-size"),
+        (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
+    ],
+)
+def test_misuse_is_told_in_one_line(here, command, words, message):
+    ended = command(*words.split())
+    (line,) = ended.stderr.splitlines()
+    assert len(line) <= 500
+    assert message in ended.refusal(2)
+
+
+def test_names_are_printed_as_they_are(here, command):
+    document = profile()
+    document["model"]["name"] = "[/red] :smile: [bold]x"
+    (here / "[red].json").write_text(json.dumps(document))
+    shown = command("show", "[red].json")
+    assert shown.returncode == 0, shown.stderr
+    assert "[/red] :smile: [bold]x" in shown.stderr
+    solved = command("solve", "[red].json", "network.json", "-o", "[b].json")
+    assert "wrote [b].json" in solved.stderr
 
 
 def test_solve_writes_a_plan_and_prints_every_solver(here, command):

@@ -40,8 +40,8 @@ FACTORS = "factors"
 EQUAL_ON_ALL_RANKS = (FACTORS,)
 """States that every rank computes alike; the others are each rank's own."""
 
-Density = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Density = Annotated[float, Field(ge=1e-12, le=1)]
+Positive = Annotated[float, Field(ge=1e-30, le=1e30)]
 
 T = TypeVar("T", int, float)
 

@@ -23,7 +23,7 @@ class TernGrad(EveryElement):
     """
 
     kind: Literal["terngrad"] = "terngrad"
-    clip: Annotated[float, Field(ge=0)] = 2.5  # times sigma; 0: do not clip
+    clip: Annotated[float, Field(ge=0, le=1e30)] = 2.5  # times sigma; 0: do not clip
 
     methods = {"terngrad": "allgather", "terngrad-allreduce": "allreduce"}
     implementation = "terngrad:TernGradCompressor"

@@ -162,7 +162,7 @@ def test_layers_asked_to_stay_dense_stay_dense(build):
         ({"solver": "best"}, "solver 'best' is unknown: use one of optimal, mg-wfbp"),
         ({"solver": "lags", "compressor": "topk"}, "chooses the compressor itself"),
         ({"compressor": "zip"}, "compressor 'zip' is unknown: use one of dense"),
-        ({"world_size": 0}, "world size 0 is below 1"),
+        ({"world_size": 0}, "world size 0 is not from 1"),
         (
             {"options": {"density": 0.1}},
             "options density are given without a compressor",
@@ -185,7 +185,10 @@ def test_what_cannot_be_planned_says_what_to_do(build, arguments, message):
 
 @pytest.mark.parametrize(
     ("field", "message"),
-    [({"max_ratio": 0.5}, "0.5 is below 1"), ({"tolerance": -1.0}, "-1.0 is below 0")],
+    [
+        ({"max_ratio": 0.5}, "0.5 is not from 1"),
+        ({"tolerance": -1.0}, "-1.0 is below 0"),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(field, message):
     with pytest.raises(InputError, match=message):

@@ -6,7 +6,7 @@ import pytest
 
 from comm_plan.errors import DocumentError, OutputError
 from comm_plan.plans import DOCUMENTS, Network, Plan, Profile, fingerprint
-from comm_plan.plans.document import write_atomically
+from comm_plan.plans.files import write_atomically
 from comm_plan.plans.schemas import schema_path, schema_text
 
 PROFILE = {

@@ -1,5 +1,6 @@
 """Plans for those who stay with DDP or Horovod, as Python that needs no comm-plan."""
 
+import ast
 import runpy
 import sys
 from types import ModuleType, SimpleNamespace
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import InputError
-from comm_plan.plans import Bf16, Dense, Fp16, TopK
+from comm_plan.plans import Bf16, Bucket, Dense, Fp16, Plan, PlannedModel, TopK
 from comm_plan.plans.export import to_ddp, to_horovod
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 
@@ -20,6 +21,24 @@ def exported(text, tmp_path):
     path = tmp_path / "exported.py"
     path.write_text(text)
     return runpy.run_path(str(path))
+
+
+@pytest.mark.parametrize("to_python", [to_ddp, to_horovod])
+@pytest.mark.parametrize(
+    "name", ['"""; exit() #', "'\\", "\N{SNOWMAN}\N{GRINNING FACE}"]
+)
+def test_names_are_data_in_what_is_exported(to_python, name):
+    bucket = Bucket(tensors=(name,))
+    model = PlannedModel(name=name, fingerprint="x")
+    plan = Plan(
+        solver="s", model=model, world_size=2, backend="gloo", buckets=(bucket,)
+    )
+    assigned = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(to_python(plan)).body
+        if isinstance(node, ast.Assign) and node.targets[0].id != "MIB"
+    }
+    assert assigned == {"MODEL": name, "BUCKETS": [[name]]}
 
 
 def step(model):
