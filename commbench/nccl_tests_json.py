@@ -24,6 +24,7 @@ from comm_plan.commbench.nccl_rows import (
     samples,
 )
 from comm_plan.errors import DocumentError
+from comm_plan.plans.document import parse_object, refused_as
 from comm_plan.plans.network import Network
 
 FILE_VERSION = 2  # the one that nccl-tests 2.18 writes
@@ -45,19 +46,15 @@ def read(text: str, source: str = "<text>") -> list[Measurement]:
         DocumentError: not JSON of nccl-tests, or as
             :func:`comm_plan.commbench.nccl_tests.read`.
     """
+    report = parse_object(text, source)
     try:
-        report = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DocumentError(
-            f"{source}: not JSON: {error.msg} in line {error.lineno}"
-        ) from None
-    try:
-        return [_measurement(report, source)]
+        with refused_as(source):
+            return [_measurement(report, source)]
     except KeyError as error:
         raise DocumentError(
             f"{source}: not the JSON of nccl-tests -J: there is no {error}"
         ) from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DocumentError(
             f"{source}: not the JSON of nccl-tests -J: {error}"
         ) from None

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from comm_plan.errors import DocumentError, one_line
@@ -36,7 +36,14 @@ LONGEST_VALUE = 150
 
 _IN_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
-Seconds = Annotated[float, Field(ge=0, le=YEAR_S)]
+
+def _or_zero(least: float) -> AfterValidator:
+    """Read values below ``least`` as 0: they are what is left of rounding."""
+    return AfterValidator(lambda value: value if value >= least else 0.0)
+
+
+Seconds = Annotated[float, Field(ge=0, le=YEAR_S), _or_zero(1e-15)]
+SecondsPerByte = Annotated[float, Field(ge=0, le=YEAR_S), _or_zero(1e-24)]
 PositiveSeconds = Annotated[float, Field(ge=1e-12, le=YEAR_S)]
 Nbytes = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 MeanNbytes = Annotated[float, Field(ge=0, le=MAX_INTEGER)]
@@ -87,7 +94,7 @@ class Document(Value):
             DocumentError: not JSON, another schema, an unknown version, or a field that
                 is missing, unknown or out of range.
         """
-        raw = _parse(text, source)
+        raw = parse_object(text, source)
         _check_head(raw, cls.SCHEMA, cls.VERSION, source)
         body = {k: v for k, v in raw.items() if k not in ("schema", "version")}
         with refused_as(source):
@@ -130,7 +137,7 @@ def read_schema(path: str | os.PathLike[str]) -> object:
     Raises:
         DocumentError: the file cannot be read, or holds no JSON object.
     """
-    return _parse(read_text(path), str(path)).get("schema")
+    return parse_object(read_text(path), str(path)).get("schema")
 
 
 @contextmanager
@@ -149,7 +156,14 @@ def refused_as(source: str) -> Iterator[None]:
         raise DocumentError(f"{source}: {_first_problem(error)}") from None
 
 
-def _parse(text: str, source: str) -> Mapping[str, Any]:
+def parse_object(text: str, source: str) -> Mapping[str, Any]:
+    """Return the JSON object in ``text``.
+
+    Raises:
+        DocumentError: not JSON, no object, nested too deep, or with a number that is
+            none.
+    """
+
     def refuse(constant: str) -> Any:
         raise DocumentError(
             f"{source}: holds {constant}, which is no number: measure again"

@@ -17,6 +17,7 @@ from comm_plan.plans.document import (
     PositiveSeconds,
     Ranks,
     Seconds,
+    SecondsPerByte,
     Sentence,
     Value,
 )
@@ -38,7 +39,7 @@ class Segment(Value):
 
     from_nbytes: Nbytes
     alpha_s: Seconds
-    beta_s_per_byte: Seconds
+    beta_s_per_byte: SecondsPerByte
 
 
 class Fit(Value):

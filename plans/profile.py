@@ -101,7 +101,7 @@ class CompressionCost(Value):
     """
 
     numel: Numel
-    density: Annotated[float, Field(gt=0, le=1)] = 1.0
+    density: Annotated[float, Field(ge=1e-12, le=1)] = 1.0
     compress_s: Seconds
     encode_s: Seconds = 0.0
     decompress_s: Seconds
@@ -120,7 +120,7 @@ class Spread(Value):
     p95_s: Seconds
 
 
-Rate = Annotated[float, Field(gt=0, le=1)]
+Rate = Annotated[float, Field(ge=1e-9, le=1)]
 
 ROUNDING = 1e-9
 """Rates that are together so little below 1 are together 1."""

@@ -64,5 +64,8 @@ def _prediction(plan: Plan) -> Iterator[Fact]:
         yield "dense lower bound", f"{bound}; the plan takes {multiple} that"
     baselines = sorted(predicted.baselines.items(), key=lambda item: -item[1])
     for name, baseline_s in baselines:
-        speedup = units.times(baseline_s / predicted.iteration_s)
-        yield f"against {name}", f"{units.seconds(baseline_s)}: {speedup} as fast"
+        against = units.seconds(baseline_s)
+        if predicted.iteration_s:
+            speedup = units.times(baseline_s / predicted.iteration_s)
+            against += f": {speedup} as fast"
+        yield f"against {name}", against

@@ -56,7 +56,7 @@ class TerminalTimelines:
         pen = _Pen(colors=console.color_system is not None and not console.no_color)
         margin = len(_LABELS["computation"])
         width = max(MIN_BAR, options.max_width - margin)
-        cell_s = horizon_s(self.timelines) / width
+        cell_s = (horizon_s(self.timelines) or 1.0) / width
         for timeline in self.timelines:
             yield _heading(timeline)
             for row, label in _LABELS.items():
@@ -87,11 +87,10 @@ class _Pen:
 
 
 def _heading(timeline: Timeline) -> Text:
-    share = timeline.exposed_s / timeline.iteration_s
     return Text.assemble(
         (timeline.title, "bold"),
         f"  {units.seconds(timeline.iteration_s)} an iteration, ",
-        f"{units.seconds(timeline.exposed_s)} exposed ({units.percent(share)})",
+        f"{units.seconds(timeline.exposed_s)} exposed ({units.percent(timeline.exposed_share)})",
     )
 
 

@@ -78,6 +78,11 @@ class Timeline:
         return tuple(sorted(on_row, key=lambda span: span.interval))
 
     @property
+    def exposed_share(self) -> float:
+        """``exposed_s`` as a share of the iteration."""
+        return self.exposed_s / self.iteration_s if self.iteration_s else 0.0
+
+    @property
     def exposed(self) -> tuple[Interval, ...]:
         """Where there is communication and no computation, by start."""
         busy = _merged(span.interval for span in self.row("computation"))

@@ -33,6 +33,16 @@ for name, same in {"comm-plan": True, "search": False}.items():
 settings.load_profile("comm-plan")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the long tests of faults run, and say how long."""
+    parser.addoption(
+        "--mutations",
+        type=int,
+        default=0,
+        help="fuzz with so many files in all, others than in every run",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that start processes on one worker: they fill the cores alone."""

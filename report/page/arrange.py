@@ -31,12 +31,15 @@ def arrange(files: Iterable[File]) -> Given:
             "no documents: give profiles, networks, plans, run records or a tuning"
         )
     _check_one_model(found)
+    profile = _only(found, Profile)
+    if profile is not None:
+        _check_tensors(_all(found, Plan), profile)
     tuning = _only(found, Tuning)
     plans = _plans(_all(found, Plan), tuning)
     runs = _runs(_all(found, RunRecord), plans)
     return Given(
         files=tuple(found),
-        profile=_only(found, Profile),
+        profile=profile,
         network=_only(found, Network),
         tuning=tuning,
         plans=plans,
@@ -76,6 +79,17 @@ def _check_one_model(files: Sequence[File]) -> None:
                 f"{name}: model fingerprint {each} is not that of {first_name}, "
                 f"{first}: give documents of one model"
             )
+
+
+def _check_tensors(plans: Sequence[tuple[str, Plan]], profile: Profile) -> None:
+    known = {tensor.name for tensor in profile.tensors}
+    for name, plan in plans:
+        for tensor in (t for bucket in plan.buckets for t in bucket.tensors):
+            if tensor not in known:
+                raise MismatchError(
+                    f"{name}: tensor {tensor!r} is not in the profile: give documents "
+                    "of one model"
+                )
 
 
 def _plans(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 Label = Callable[[float], str]
 
 _SAME = 1e-9
+_SMALLEST = 1e-290
+"""A logarithmic axis goes no further down: powers below would be 0."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class Axis:
     def at(self, value: float) -> float:
         """Return where ``value`` is: 0 at the start, 1 at the end."""
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            low, high = math.log(self.low), math.log(self.high)
+            return (math.log(value) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def shows(self, value: float) -> bool:
         """Return whether ``value`` can be placed at all."""
-        return not self.log or value > 0
+        return not self.log or value >= _SMALLEST
 
 
 def linear(
@@ -84,7 +87,7 @@ def logarithmic(
         base: ticks are at its powers.
         at_most: how many steps there is room for.
     """
-    found = [value for value in values if value > 0] or [1.0]
+    found = [value for value in values if value >= _SMALLEST] or [1.0]
     first = math.floor(math.log(min(found), base) + 1e-9)
     last = math.ceil(math.log(max(found), base) - 1e-9)
     last = max(last, first + 1)

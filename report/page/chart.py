@@ -147,7 +147,11 @@ def _series(x: Axis, y: Axis, series: Series) -> Iterator[Markup]:
         yield from _columns(x, y, series)
         return
     for point, (left, top) in zip(shown, places, strict=True):
-        if point.low is not None and point.high is not None and y.shows(point.low):
+        if (
+            point.low is not None
+            and point.high is not None
+            and y.shows(min(point.low, point.high))
+        ):
             ends = {"y1": _y(y, point.low), "y2": _y(y, point.high)}
             yield element("line", class_=f"bar {look}", x1=left, x2=left, **ends)
         parts = [element("circle", class_="hit", r=8)]

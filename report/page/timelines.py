@@ -104,7 +104,7 @@ def _blocks(shown: Sequence[Timeline]) -> Iterator[Block]:
 def _drawing(timeline: Timeline, end_s: float) -> Drawing:
     said = f"{units.seconds(timeline.iteration_s)} an iteration"
     if timeline.iteration_s > 0:
-        share = units.percent(timeline.exposed_s / timeline.iteration_s)
+        share = units.percent(timeline.exposed_share)
         said += f", {units.seconds(timeline.exposed_s)} exposed ({share})"
     parts = [element("g", *_grid(end_s), class_="grid")]
     for place, row in enumerate(ROWS):
