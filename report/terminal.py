@@ -90,7 +90,8 @@ def _heading(timeline: Timeline) -> Text:
     return Text.assemble(
         (timeline.title, "bold"),
         f"  {units.seconds(timeline.iteration_s)} an iteration, ",
-        f"{units.seconds(timeline.exposed_s)} exposed ({units.percent(timeline.exposed_share)})",
+        f"{units.seconds(timeline.exposed_s)} exposed "
+        f"({units.percent(timeline.exposed_share)})",
     )
 
 

@@ -48,7 +48,6 @@ BYTES = (
     b"[" * 3000,
     b"9" * 5000,
 )
-# fmt: skip
 
 _TEXT = st.text(  # without "n", so that none says nan or inf
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="n"), max_size=12
