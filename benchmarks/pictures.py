@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 
 from matplotlib.figure import Figure
@@ -53,6 +54,89 @@ def bars(
             axes.spines[side].set_visible(False)
     panels[-1].set_xlabel(unit, fontsize=8, color=QUIET_INK)
     figure.suptitle(title, fontsize=11, color=INK)
+    return _png(figure)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method in a picture of what it costs and what it brings.
+
+    Attributes:
+        name: written beside it.
+        group: points of a group have one colour.
+        x: where it is.
+        y: likewise, the mean.
+        lowest: of what ``y`` is the mean of.
+        highest: likewise.
+    """
+
+    name: str
+    group: str
+    x: float
+    y: float
+    lowest: float
+    highest: float
+
+
+def best(points: Sequence[Point], rising: bool) -> list[Point]:
+    """Return the Pareto front: points with no other as far right that is better.
+
+    Args:
+        points: the further right, the better.
+        rising: whether also the higher, the better; else the lower.
+    """
+    sign = 1 if rising else -1
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.x, -sign * p.y)):
+        if not front or sign * point.y > sign * front[-1].y:
+            front.append(point)
+    return front
+
+
+def front(
+    points: Sequence[Point], title: str, x_label: str, y_label: str, rising: bool
+) -> bytes:
+    """Return the points, their ranges, and a line through the best of them.
+
+    Args:
+        points: the further right, the better; x is above 0 and on a logarithmic axis.
+        title: of the picture.
+        x_label: what x is.
+        y_label: what y is.
+        rising: whether higher points are better; else lower ones.
+    """
+    figure = Figure(
+        figsize=(WIDTH_INCHES, 5), dpi=DPI, facecolor="white", layout="constrained"
+    )
+    axes = figure.subplots()
+    groups = dict.fromkeys(point.group for point in points)
+    for color, group in zip(COLORS.values(), groups, strict=False):
+        members = [point for point in points if point.group == group]
+        ranges = [(p.y - p.lowest, p.highest - p.y) for p in members]
+        axes.errorbar(
+            [p.x for p in members], [p.y for p in members],
+            yerr=list(zip(*ranges, strict=True)), fmt="o", color=color, label=group,
+            markersize=5, elinewidth=0.8, capsize=2,
+        )  # fmt: skip
+    line = best(points, rising)
+    axes.plot([p.x for p in line], [p.y for p in line], color=QUIET_INK, linewidth=0.8)
+    for point in points:
+        axes.annotate(
+            point.name, (point.x, point.y), xytext=(4, 4), textcoords="offset points",
+            fontsize=7, color=INK,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlabel(x_label, fontsize=8, color=QUIET_INK)
+    axes.set_ylabel(y_label, fontsize=8, color=QUIET_INK)
+    axes.tick_params(labelsize=8, colors=QUIET_INK)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     stream = BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": "comm-plan"})
     return stream.getvalue()

@@ -1,16 +1,23 @@
 """The accuracy benchmark: that it leaves no method out and reads its own figures."""
 
+from itertools import pairwise, product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
 from comm_plan.benchmarks import accuracy
+from comm_plan.benchmarks.accuracy_methods import DENSITY, TASKS, variants, warmup
+from comm_plan.benchmarks.accuracy_runs import Results, Run, points, table
+from comm_plan.benchmarks.pictures import Point, best, front
 from comm_plan.plans.compression import METHODS
 
 
-@pytest.mark.parametrize("workload", accuracy.STEPS)
-def test_every_method_is_trained(workload):
-    options = [variant.solve for variant in accuracy.variants(workload).values()]
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_every_method_is_trained(task):
+    options = [variant.solve for variant in variants(task).values()]
     forced = {words[words.index("--compressor") + 1] for words in options
               if "--compressor" in words}  # fmt: skip
     assert forced == METHODS.keys() - {"dense"}
@@ -18,8 +25,15 @@ def test_every_method_is_trained(workload):
     assert "--compressor" not in options[0]
 
 
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_warm_up_falls_by_the_same_factor_to_the_density(task):
+    densities = [1.0, *warmup(task), DENSITY]
+    factors = [b / a for a, b in pairwise(densities)]
+    assert factors == pytest.approx([factors[0]] * len(factors))
+
+
 def run(variant, seed, value, message_nbytes):
-    return accuracy.Run(
+    return Run(
         variant=variant,
         seed=seed,
         metric="accuracy",
@@ -32,16 +46,60 @@ def run(variant, seed, value, message_nbytes):
     )
 
 
-def test_a_finished_run_is_found_again(tmp_path):
+RUNS = [run("dense", 0, 0.98, 400), run("topk 1 %", 0, 0.97, 8),
+        run("dense", 1, 1.0, 400), run("topk 1 %", 1, 0.99, 8)]  # fmt: skip
+
+
+def test_finished_runs_and_plans_are_found_again(tmp_path):
     file = tmp_path / "runs.json"
-    first, second = run("dense", 0, 0.9, 400), run("topk 1 %", 0, 0.8, 8)
-    accuracy.add_run(first, file)
-    accuracy.add_run(second, file)
-    assert accuracy.load_runs(file) == [first, second]
+    Results(file).keep(plans={"dense": 1})
+    for one in RUNS:
+        Results(file).add(one)
+    assert Results(file).runs == RUNS
+    assert Results(file).plans == {"dense": 1}
+
+
+def test_only_what_is_not_there_is_trained(tmp_path, monkeypatch):
+    """A measurement that was interrupted goes on, by the plans it began with."""
+    file, asked = tmp_path / "runs.json", []
+    Results(file).keep(plans=dict.fromkeys(["dense", "topk 1 %", "fp16"]))
+    Results(file).add(RUNS[0])
+
+    def run_local(argv, ranks):
+        jobs = accuracy.json.loads(accuracy.Path(argv[-2]).read_text())
+        asked.extend(product([jobs["seed"]], jobs["variants"]))
+        return 0
+
+    monkeypatch.setattr(accuracy, "run_local", run_local)
+    of_all = variants(TASKS["digits"])
+    chosen = {name: of_all[name] for name in ("dense", "topk 1 %", "fp16")}
+    accuracy.measure("digits", chosen, 10, (0, 1), file)
+    assert asked == [*product([0], ["topk 1 %", "fp16"]), *product([1], chosen)]
 
 
 def test_the_table_compares_means_with_dense():
-    runs = [run("dense", 0, 0.98, 400), run("dense", 1, 1.0, 400)]
-    runs += [run("topk 1 %", 0, 0.97, 8), run("topk 1 %", 1, 0.99, 8)]
-    row = accuracy.table("digits", runs)[-1]
+    row = table(RUNS)[-1]
     assert row.split(" | ")[2:6] == ["98.00 %", "97.00 % to 99.00 %", "-1.00 pp", "50"]
+
+
+def test_points_are_means_with_their_ranges():
+    dense, topk = points(RUNS, {"dense": "dense", "topk 1 %": "as printed", "x": "y"})
+    assert (dense.x, dense.y) == (1, pytest.approx(0.99))
+    assert (topk.x, topk.lowest, topk.highest) == (50, 0.97, 0.99)
+    picture = front([dense, topk], "title", "x", "y", rising=True)
+    assert picture.startswith(b"\x89PNG")
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1),
+    st.booleans(),
+)
+def test_the_front_holds_all_that_nothing_beats(places, rising):
+    sign = 1 if rising else -1
+    made = [Point("", "", x, y, y, y) for x, y in places]
+    line = {(point.x, point.y) for point in best(made, rising)}
+    for x, y in places:
+        beaten = any(
+            a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in places
+        )
+        assert ((x, y) in line) != beaten

@@ -1,0 +1,173 @@
+"""What the accuracy benchmark trains: tasks, and every method in two forms.
+
+*As printed*: as the method's paper trains it. *Recommended*: as this project would:
+with momentum correction where the optimizer has momentum, and a warm-up of density and
+learning rate. Methods that leave nothing behind need no remedy and have one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from comm_plan.runtime.trainer import GTOPK_WARMUP
+
+Form = Literal["dense", "as printed", "recommended", "tuning"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and how long.
+
+    Attributes:
+        steps: unless others are asked for.
+        options: of the workload.
+        warmup_epochs: of the recommended form.
+        taus: what Strom and the hybrid are tuned over.
+        tau: what was best as printed.
+        corrected_tau: what is best with the remedies.
+        momentum: whether its optimizer is SGD with momentum.
+    """
+
+    steps: int
+    options: Mapping[str, object]
+    warmup_epochs: int
+    taus: tuple[float, ...]
+    tau: float
+    corrected_tau: float
+    momentum: bool
+
+
+TASKS = {
+    "digits": Task(
+        steps=2000,
+        options={"batch_size": 32, "augment": True},
+        warmup_epochs=20,
+        taus=(0.001, 0.003, 0.01, 0.03, 0.1),
+        tau=0.1,
+        corrected_tau=0.3,
+        momentum=True,
+    ),
+    "char-lm": Task(
+        steps=2000,
+        options={"batch_size": 4},
+        warmup_epochs=1,
+        taus=(0.0003, 0.001, 0.003, 0.01),
+        tau=0.003,
+        corrected_tau=0.003,
+        momentum=False,
+    ),
+}
+DECAY = "cosine"
+"""Of every training's learning rate, so that its end says where it arrives."""
+
+DENSITY = 0.01
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and how it is trained.
+
+    Attributes:
+        form: what it stands for.
+        solve: options of ``comm-plan solve``.
+        density_warmup: densities of the first epochs.
+        lr_warmup: epochs in which the learning rate rises.
+    """
+
+    form: Form
+    solve: tuple[str, ...]
+    density_warmup: tuple[float, ...] = ()
+    lr_warmup: float = 0.0
+
+
+def forced(compressor: str, **options: object) -> tuple[str, ...]:
+    """Return the options of ``solve`` for one compressor everywhere."""
+    pairs = [word for k, v in options.items() for word in ("--set", f"{k}={v}")]
+    return ("--solver", "single", "--compressor", compressor, *pairs)
+
+
+def variants(task: Task) -> dict[str, Variant]:
+    """Return everything to train, by name; dense is the first."""
+    every = {"dense": Variant("dense", ("--solver", "single"))}
+    every |= {name: Variant("as printed", solve) for name, solve in quantised().items()}
+    return every | as_printed(task) | recommended(task)
+
+
+def quantised() -> dict[str, tuple[str, ...]]:
+    """Return the methods that send every element in every step."""
+    return {
+        "fp16": forced("fp16"),
+        "bf16": forced("bf16"),
+        "qsgd 4 bits": forced("qsgd", bits=4),
+        "qsgd 2 bits": forced("qsgd", bits=2),
+        "terngrad": forced("terngrad"),
+        "terngrad-allreduce": forced("terngrad-allreduce"),
+    }
+
+
+def as_printed(task: Task) -> dict[str, Variant]:
+    """Return the methods that hold elements back, as their papers train them.
+
+    Strom and the hybrid have the best tau of those tried.
+    """
+    found = {
+        "powersgd rank 2": Variant("as printed", forced("powersgd", rank=2)),
+        "powersgd rank 4": Variant("as printed", forced("powersgd", rank=4)),
+        "topk 1 %": Variant("as printed", forced("topk", density=DENSITY)),
+        "gtopk 1 %": Variant(
+            "as printed",
+            forced("model-gtopk", density=DENSITY, as_printed=True),
+            density_warmup=GTOPK_WARMUP,
+            lr_warmup=len(GTOPK_WARMUP),
+        ),
+        "topk 1 %, whole model": Variant(
+            "as printed", forced("model-topk", density=DENSITY)
+        ),
+        "lags, c <= 100": Variant(
+            "as printed", ("--solver", "lags", "--max-ratio", "100", "--literal")
+        ),
+        "strom": Variant("as printed", forced("strom", tau=task.tau)),
+        "hybrid": Variant("as printed", forced("hybrid", tau=task.tau)),
+    }
+    for alpha in (1, 1.5, 2):
+        found[f"vgc alpha {alpha}"] = Variant(
+            "as printed", forced("vgc", alpha=alpha, as_printed=True)
+        )
+    return found
+
+
+def recommended(task: Task) -> dict[str, Variant]:
+    """Return the sparse methods with the remedies for what they send late."""
+    correction = ("--momentum-correction",) if task.momentum else ()
+    solves = {
+        "topk 1 %": (*forced("topk", density=DENSITY), *correction),
+        "gtopk 1 %": (*forced("gtopk", density=DENSITY), *correction),
+        "gtopk 4 %": (*forced("gtopk", density=4 * DENSITY), *correction),
+        "vgc alpha 1.5": (*forced("vgc", alpha=1.5), *correction),
+        "strom": (*forced("strom", tau=task.corrected_tau), *correction),
+        "hybrid": (*forced("hybrid", tau=task.corrected_tau), *correction),
+        "lags, c <= 100": ("--solver", "lags", "--max-ratio", "100", *correction),
+    }
+    return {
+        f"{name}, recommended": Variant(
+            "recommended", solve, warmup(task), task.warmup_epochs
+        )
+        for name, solve in solves.items()
+    }
+
+
+def warmup(task: Task) -> tuple[float, ...]:
+    """Return densities that fall geometrically to the final one, an epoch each."""
+    epochs = task.warmup_epochs
+    return tuple(DENSITY ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
+
+
+def tuning(task: Task) -> dict[str, Variant]:
+    """Return Strom and hybrid at every tau to try."""
+    return {
+        f"{kind} tau {tau}": Variant("tuning", forced(kind, tau=tau))
+        for kind in ("strom", "hybrid")
+        for tau in task.taus
+    }

@@ -1,0 +1,180 @@
+"""What the accuracy benchmark keeps: finished runs, their table and their picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from comm_plan.benchmarks.pictures import Point
+from comm_plan.plans import RunRecord, write_atomically
+
+RISING = ("accuracy",)
+"""Metrics that are better the higher they are."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished training run.
+
+    ``compressed_ratio`` leaves out the buckets that the plan keeps dense.
+    """
+
+    variant: str
+    seed: int
+    metric: str
+    value: float
+    steps: int
+    dense_nbytes: float
+    message_nbytes: float
+    compressed_ratio: float
+    history: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Dense bytes over message bytes of a mean step."""
+        return self.dense_nbytes / self.message_nbytes
+
+
+def summarised(variant: str, record: RunRecord) -> Run:
+    """Return what the table needs of a run record."""
+    assert record.traffic is not None
+    last = record.evaluations[-1]
+    sent = [b for b in record.traffic.buckets if b.kind != "dense"]
+    sent = sent or list(record.traffic.buckets)
+    return Run(
+        variant=variant,
+        seed=record.seed,
+        metric=last.metric,
+        value=last.value,
+        steps=record.steps,
+        dense_nbytes=record.traffic.dense_nbytes,
+        message_nbytes=record.traffic.message_nbytes,
+        compressed_ratio=sum(b.dense_nbytes for b in sent)
+        / sum(b.message_nbytes for b in sent),
+        history=[evaluation.value for evaluation in record.evaluations],
+    )
+
+
+class Results:
+    """A file with plans and finished runs, which grows run by run.
+
+    Args:
+        path: of the file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _content(self) -> dict[str, Any]:
+        if not self._path.exists():
+            return {"plans": {}, "forms": {}, "runs": []}
+        found: dict[str, Any] = json.loads(self._path.read_text())
+        return found
+
+    @property
+    def runs(self) -> list[Run]:
+        """The finished runs, in the order in which they ended."""
+        return [Run(**run) for run in self._content()["runs"]]
+
+    @property
+    def plans(self) -> Mapping[str, Any]:
+        """The plans, by the names of the variants."""
+        plans: Mapping[str, Any] = self._content()["plans"]
+        return plans
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """What each variant stands for; old files do not say."""
+        forms: Mapping[str, str] = self._content().get("forms", {})
+        return forms
+
+    def add(self, run: Run) -> None:
+        """Write ``run`` behind the others."""
+        content = self._content()
+        content["runs"].append(asdict(run))
+        self._write(content)
+
+    def keep(self, **facts: Any) -> None:
+        """Write what belongs to all runs: the network, the plans, the forms."""
+        self._write({**self._content(), **facts})
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        write_atomically(self._path, json.dumps(content, indent=1) + "\n")
+
+
+def by_variant(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each variant, dense first, else in their order."""
+    names = dict.fromkeys(["dense", *(run.variant for run in runs)])
+    return {name: [run for run in runs if run.variant == name] for name in names}
+
+
+def table(runs: Sequence[Run]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    variants = by_variant(runs)
+    dense = mean(run.value for run in variants["dense"])
+    metric = runs[0].metric
+    lines = [
+        f"| method | seeds | {metric}: mean | range | to dense | ratio | part |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in variants.items():
+        values = [run.value for run in found]
+        ratio = mean(run.ratio for run in found)
+        part = mean(run.compressed_ratio for run in found)
+        lines.append(
+            f"| {name} | {len(values)} | {shown(metric, mean(values))} "
+            f"| {shown(metric, min(values))} to {shown(metric, max(values))} "
+            f"| {difference(metric, mean(values) - dense)} "
+            f"| {ratio:.3g} | {part:.3g} |"
+        )
+    return lines
+
+
+def tuning_table(runs: Sequence[Run]) -> list[str]:
+    """Return a row for each value that was tried."""
+    lines = [
+        f"| tuning, seed {runs[0].seed} | {runs[0].metric} | ratio |",
+        "|---|---:|---:|",
+    ]
+    for run in runs:
+        value = shown(run.metric, run.value)
+        lines.append(f"| {run.variant} | {value} | {run.ratio:.3g} |")
+    return lines
+
+
+def points(runs: Sequence[Run], forms: Mapping[str, str]) -> list[Point]:
+    """Return a point for each variant: its mean ratio, and the range of its metric.
+
+    Args:
+        runs: of one task.
+        forms: of the variants, by name; others are left out.
+    """
+    found = []
+    for name, of_variant in by_variant(runs).items():
+        if name in forms and of_variant:
+            values = [run.value for run in of_variant]
+            found.append(
+                Point(
+                    name=name,
+                    group=forms[name],
+                    x=mean(run.ratio for run in of_variant),
+                    y=mean(values),
+                    lowest=min(values),
+                    highest=max(values),
+                )
+            )
+    return found
+
+
+def shown(metric: str, value: float) -> str:
+    """Return ``value`` for people."""
+    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.3f}"
+
+
+def difference(metric: str, value: float) -> str:
+    """Return a difference from dense for people."""
+    return f"{100 * value:+.2f} pp" if metric == "accuracy" else f"{value:+.3f}"
