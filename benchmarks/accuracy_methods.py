@@ -63,6 +63,8 @@ DECAY = "cosine"
 """Of every training's learning rate, so that its end says where it arrives."""
 
 DENSITY = 0.01
+WITHOUT_DENSITY = ("vgc alpha 1.5", "strom", "hybrid")
+"""Recommended forms of methods that decide by other means how much they send."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,13 @@ class Variant:
     Attributes:
         form: what it stands for.
         solve: options of ``comm-plan solve``.
-        density_warmup: densities of the first epochs.
+        density_warmup: densities of the first epochs, or over how many they fall.
         lr_warmup: epochs in which the learning rate rises.
     """
 
     form: Form
     solve: tuple[str, ...]
-    density_warmup: tuple[float, ...] = ()
+    density_warmup: tuple[float, ...] | int = ()
     lr_warmup: float = 0.0
 
 
@@ -152,16 +154,13 @@ def recommended(task: Task) -> dict[str, Variant]:
     }
     return {
         f"{name}, recommended": Variant(
-            "recommended", solve, warmup(task), task.warmup_epochs
+            "recommended",
+            solve,
+            density_warmup=() if name in WITHOUT_DENSITY else task.warmup_epochs,
+            lr_warmup=task.warmup_epochs,
         )
         for name, solve in solves.items()
     }
-
-
-def warmup(task: Task) -> tuple[float, ...]:
-    """Return densities that fall geometrically to the final one, an epoch each."""
-    epochs = task.warmup_epochs
-    return tuple(DENSITY ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
 
 
 def tuning(task: Task) -> dict[str, Variant]:

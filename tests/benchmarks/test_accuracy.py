@@ -1,17 +1,20 @@
 """The accuracy benchmark: that it leaves no method out and reads its own figures."""
 
-from itertools import pairwise, product
+from ast import literal_eval
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.main import get_command
 
 pytest.importorskip("torch")
 
 from comm_plan.benchmarks import accuracy
-from comm_plan.benchmarks.accuracy_methods import DENSITY, TASKS, variants, warmup
+from comm_plan.benchmarks.accuracy_methods import TASKS, variants
 from comm_plan.benchmarks.accuracy_runs import Results, Run, points, table
 from comm_plan.benchmarks.pictures import Point, best, front
+from comm_plan.cli import app
 from comm_plan.plans.compression import METHODS
 
 
@@ -26,10 +29,15 @@ def test_every_method_is_trained(task):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_a_warm_up_falls_by_the_same_factor_to_the_density(task):
-    densities = [1.0, *warmup(task), DENSITY]
-    factors = [b / a for a, b in pairwise(densities)]
-    assert factors == pytest.approx([factors[0]] * len(factors))
+def test_solve_understands_every_method(task):
+    solve = get_command(app).commands["solve"]
+    for variant in variants(task).values():
+        words = ["profile.json", "network.json", *variant.solve]
+        given = solve.make_context("solve", words).params
+        if given["compressor"]:
+            spec, _ = METHODS[given["compressor"].value]
+            pairs = (pair.split("=") for pair in given["options"] or ())
+            type(spec)(**{name: literal_eval(value) for name, value in pairs})
 
 
 def run(variant, seed, value, message_nbytes):
