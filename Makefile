@@ -58,6 +58,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.aggregations_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.gtopk_overlap
+	$(BIN)/python -m comm_plan.benchmarks.sparse_volume
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
 	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
 	$(BIN)/python -m comm_plan.benchmarks.deaths

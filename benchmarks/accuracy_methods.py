@@ -147,6 +147,11 @@ def recommended(task: Task) -> dict[str, Variant]:
         "topk 1 %": (*forced("topk", density=DENSITY), *correction),
         "gtopk 1 %": (*forced("gtopk", density=DENSITY), *correction),
         "gtopk 4 %": (*forced("gtopk", density=4 * DENSITY), *correction),
+        "spardl 1 %": (*forced("spardl", density=DENSITY), *correction),
+        "partition-topk 1 %": (
+            *forced("partition-topk", density=DENSITY),
+            *correction,
+        ),
         "vgc alpha 1.5": (*forced("vgc", alpha=1.5), *correction),
         "strom": (*forced("strom", tau=task.corrected_tau), *correction),
         "hybrid": (*forced("hybrid", tau=task.corrected_tau), *correction),

@@ -35,7 +35,7 @@ def aggregate(transport: Transport, codec: Codec) -> int:
     Raises:
         CollectiveError: the all-gather failed or timed out.
     """
-    codec.agree(lambda tensor: transport.all_reduce(tensor, "max"))
+    codec.agree(transport)
     message = codec.encode()
     if codec.variable_length:
         messages, nbytes = _gather_unequal(transport, message)

@@ -24,7 +24,7 @@ def aggregate(transport: Transport, codec: Codec) -> int:
     Raises:
         CollectiveError: the all-reduce failed or timed out.
     """
-    codec.agree(lambda tensor: transport.all_reduce(tensor, "max"))
+    codec.agree(transport)
     message = codec.encode()
     for tensor in message:
         transport.all_reduce(tensor)

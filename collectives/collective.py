@@ -2,8 +2,8 @@
 
 ``nbytes`` of a collective is the full buffer on a rank: all-reduce, broadcast and point
 to point: the message; all-gather: the gathered total; reduce-scatter: the input;
-gTop-k: the k values and k indices that one rank contributes. So does a network document
-count.
+gTop-k and SparDL: the k values and k indices that one rank contributes. So does a
+network document count.
 """
 
 from __future__ import annotations

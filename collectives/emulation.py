@@ -124,6 +124,17 @@ class EmulatedTransport(Transport):
         came_s = max(came_s, float(self._came_s[_TURNS + source, self.rank]))
         self._wait(came_s + self._seconds(POINT_TO_POINT, tensor.nbytes))
 
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Send and receive at once, then wait for both."""
+        came_s = self._came_s[_TURNS + self.rank, to] = time.monotonic()
+        self._inner.exchange(tensor, to, received, source)
+        sent_s = came_s + self._seconds(POINT_TO_POINT, tensor.nbytes)
+        came_s = max(came_s, float(self._came_s[_TURNS + source, self.rank]))
+        received_s = came_s + self._seconds(POINT_TO_POINT, received.nbytes)
+        self._wait(max(sent_s, received_s))
+
     def barrier(self) -> None:
         """Wait for all ranks, no longer."""
         self._inner.barrier()

@@ -21,7 +21,7 @@ Differences from the paper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from comm_plan.collectives import costs
@@ -34,7 +34,7 @@ from comm_plan.transports.message import Message
 if TYPE_CHECKING:
     import torch
 
-_ENTRY_NBYTES = 8  # a float32 and an int32
+ENTRY_NBYTES = 8  # a float32 and an int32
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ def aggregate(transport: Transport, codec: Codec) -> int:
 
     if not isinstance(codec, SparseCodec):
         raise TypeError(f"gTop-k needs counts and put_back of {type(codec).__name__}")
-    codec.agree(lambda tensor: transport.all_reduce(tensor, "max"))
+    codec.agree(transport)
     message = codec.encode()
     *flags, values, indices = message
     merge = merger(codec.counts, transport.device)
@@ -94,7 +94,7 @@ def aggregate(transport: Transport, codec: Codec) -> int:
                     codec.put_back(slot, values, indices)
     buffer = pack((*flags, *total))
     transport.broadcast(buffer)
-    flags, total = _split(buffer, flags)
+    flags, total = split(buffer, flags)
     codec.decode([(*flags, *total)])
     return message_nbytes(message)
 
@@ -121,13 +121,18 @@ def _received(
     nbytes = message_nbytes((*flags, *total))
     buffer = total[0].new_empty(nbytes, dtype=torch.uint8)
     transport.receive(buffer, sender)
-    return _split(buffer, flags)
+    return split(buffer, flags)
 
 
-def _split(
+def split(
     buffer: torch.Tensor, flags: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], Message]:
-    """Return the flags that ``buffer`` begins with, and its values and indices."""
+    """Return the flags that ``buffer`` begins with, and its values and indices.
+
+    Args:
+        buffer: the bytes of a message (:func:`~comm_plan.collectives.message.pack`).
+        flags: as many as it begins with, each of the same type and length.
+    """
     import torch
 
     heads = [flag.nbytes for flag in flags]
@@ -157,12 +162,16 @@ class GTopK(Operation):
     @staticmethod
     def granularity(world_size: int) -> int:
         """Return one entry."""
-        return _ENTRY_NBYTES
+        return ENTRY_NBYTES
 
     def prepare(self, nbytes: int) -> None:
         """Make this rank's entries."""
-        self.k = nbytes // _ENTRY_NBYTES
-        self.codec = _Sparse(self._entries(self.transport.rank, 1))
+        self.counts = self.slots(nbytes // ENTRY_NBYTES)
+        self.codec = Sparse(self._entries(self.transport.rank, 1), self.counts)
+
+    def slots(self, entries: int) -> list[int]:
+        """Return the entries of each slot."""
+        return [entries]
 
     def run(self) -> None:
         """Aggregate."""
@@ -181,36 +190,49 @@ class GTopK(Operation):
         """Return ``rank``'s values and indices, what is shared ``times`` as large."""
         import torch
 
-        own, shared = self.k // 4, self.k - self.k // 4
         device, world_size = self.transport.device, self.transport.world_size
-        values = torch.full((self.k,), times * (world_size + 1.0), device=device)
-        values[shared:] = rank + 1.0
-        indices = torch.arange(self.k, dtype=torch.int32, device=device)
-        indices[shared:] += rank * own
-        return values, indices
+        values, indices, first = [], [], 0
+        for count in self.counts:
+            own, shared = count // 4, count - count // 4
+            part = torch.full((count,), times * (world_size + 1.0), device=device)
+            part[shared:] = rank + 1.0
+            places = torch.arange(count, dtype=torch.int32, device=device) + first
+            places[shared:] += rank * own
+            values.append(part)
+            indices.append(places)
+            first += shared + world_size * own
+        return torch.cat(values), torch.cat(indices)
 
 
-class _Sparse:
-    """Stands for a compressor: the same message every time."""
+class Sparse:
+    """Stands for a compressor: the same message every time.
+
+    Args:
+        message: values and indices.
+        counts: entries of each slot.
+    """
 
     variable_length = False
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, counts: Sequence[int]) -> None:
+        """Have received nothing yet."""
         self._message = message
-        self.counts = (message[0].numel(),)
+        self.counts = counts
         self.received: Message = message
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
-        pass
+    def agree(self, ranks: Transport) -> None:
+        """Share nothing."""
 
     def encode(self) -> Message:
+        """Return the message."""
         return self._message
 
     def decode(self, messages: Sequence[Message]) -> None:
+        """Keep what came."""
         (self.received,) = messages
 
     def put_back(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
-        pass
+        """Forget it."""
 
 
 GTOPK = Collective(

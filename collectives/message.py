@@ -7,9 +7,10 @@ collective moves them all, each in its own type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Codec(Protocol):
     def variable_length(self) -> bool:
         """Whether the lengths of a message's tensors differ from rank to rank."""
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
+    def agree(self, ranks: Transport) -> None:
         """Share what must be equal on all ranks before :meth:`encode`."""
 
     def encode(self) -> Message:

@@ -105,6 +105,8 @@ class NumpyMerge:
 
 def _largest(magnitudes: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.bool_]:
     """Return the mask of the ``count`` largest, of equal ones the first."""
+    if count == 0:
+        return np.zeros(len(magnitudes), dtype=np.bool_)
     position = len(magnitudes) - count
     threshold = np.partition(magnitudes, position)[position]
     mask: npt.NDArray[np.bool_] = magnitudes > threshold

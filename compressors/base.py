@@ -3,7 +3,7 @@
 The life of a bucket in one step::
 
     add(i, gradient)        each tensor as soon as its gradient is ready
-    agree(maximum)          what ranks must share before encoding (TernGrad's scalers)
+    agree(ranks)            what ranks must share before encoding: scalers, indices
     encode() -> message     flat tensors, this rank's contribution
     ... an aggregation of comm_plan.collectives moves and combines messages ...
     decode(messages)        a list of one summed message, or one message from every rank
@@ -48,6 +48,8 @@ from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
     import torch
+
+    from comm_plan.transports.base import Transport
 
 __all__ = [
     "FACTORS",
@@ -179,11 +181,11 @@ class Compressor(ABC, Generic[SpecT]):
                 given if ``needs_second_moments``.
         """
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
+    def agree(self, ranks: Transport) -> None:
         """Share what must be equal on all ranks.
 
         Args:
-            maximum: replaces a tensor by its element-wise maximum over the ranks.
+            ranks: for collective calls; every rank makes the same.
         """
 
     @abstractmethod

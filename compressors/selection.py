@@ -75,6 +75,20 @@ def accumulate_and_select(
     return torch.from_numpy(values), torch.from_numpy(indices.astype(np.int32))
 
 
+def choose(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the ascending int32 indices [k] of the largest magnitudes of ``values``.
+
+    Args:
+        values: [numel] float32, contiguous, finite; only read.
+        k: how many, 0 <= k <= numel.
+    """
+    if k == 0:
+        return torch.empty(0, dtype=torch.int32, device=values.device)
+    if values.is_cuda:
+        return values.abs().topk(k, sorted=False).indices.sort().values.int()
+    return torch.from_numpy(_choose(values.numpy(), None, k).astype(np.int32))
+
+
 def fresh_state(device: torch.device) -> Any:
     """Return what the selection on ``device`` remembers of a tensor; None on CPU."""
     kernel = _triton() if device.type == "cuda" else None
@@ -99,21 +113,26 @@ def largest(values: Floats, k: int) -> Integers:
 def _accumulate_and_select(
     residual: Floats, gradient: Floats, k: int
 ) -> tuple[Floats, Integers]:
-    if residual.size < SMALL_NUMEL or k > HIGH_DENSITY * residual.size:
-        np.add(residual, gradient, out=residual)
-        indices = largest(residual, k)
-    else:
-        threshold = _sampled_threshold(residual, gradient, k)
-        candidates = _filter(residual, gradient, k, threshold)
-        if candidates.count < k:
-            candidates = _filter(residual, None, k, -1.0)
-        indices = candidates.select()
+    indices = _choose(residual, gradient, k)
     values = residual[indices]
     residual[indices] = 0
     return values, indices
 
 
-def _sampled_threshold(residual: Floats, gradient: Floats, k: int) -> float:
+def _choose(residual: Floats, gradient: Floats | None, k: int) -> Integers:
+    """Add the gradient, where given, and return where the largest are, ascending."""
+    if residual.size < SMALL_NUMEL or k > HIGH_DENSITY * residual.size:
+        if gradient is not None:
+            np.add(residual, gradient, out=residual)
+        return largest(residual, k)
+    threshold = _sampled_threshold(residual, gradient, k)
+    candidates = _filter(residual, gradient, k, threshold)
+    if candidates.count < k:
+        candidates = _filter(residual, None, k, -1.0)
+    return candidates.select()
+
+
+def _sampled_threshold(residual: Floats, gradient: Floats | None, k: int) -> float:
     """Return a magnitude that more than ``k`` elements of the sum probably exceed."""
     numel = residual.size
     wanted = min(SAMPLED_ABOVE * numel / k, SAMPLE_SHARE * numel)
@@ -123,7 +142,10 @@ def _sampled_threshold(residual: Floats, gradient: Floats, k: int) -> float:
     def sample(array: Floats) -> Floats:
         return array[: runs * stride].reshape(runs, stride)[:, :SAMPLE_RUN]
 
-    magnitudes = np.abs(sample(residual) + sample(gradient)).ravel()
+    sampled = sample(residual)
+    if gradient is not None:
+        sampled = sampled + sample(gradient)
+    magnitudes = np.abs(sampled).ravel()
     above = magnitudes.size * k / numel
     rank = min(magnitudes.size, int(above + SAMPLE_SIGMAS * above**0.5) + 1)
     return float(np.partition(magnitudes, -rank)[-rank])

@@ -20,7 +20,7 @@ would be clipped to nothing for ever, here it is not clipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -28,6 +28,7 @@ from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.packing import pack_trits, unpack_trits
 from comm_plan.compressors.rounding import random_key, round_stochastically
 from comm_plan.plans.compression import TernGrad
+from comm_plan.transports.base import Transport
 
 
 class TernGradCompressor(Compressor[TernGrad]):
@@ -66,9 +67,9 @@ class TernGradCompressor(Compressor[TernGrad]):
             clipped.copy_(gradient)
         self._scalers[index] = scaler
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
+    def agree(self, ranks: Transport) -> None:
         """Share the scalers [number of tensors] float32."""
-        maximum(self._scalers)
+        ranks.all_reduce(self._scalers, "max")
 
     def encode(self) -> Message:
         """Round to trits, and pack them for ``allgather``."""

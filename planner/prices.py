@@ -204,6 +204,12 @@ class Prices:
         if spec.agreed_nbytes:
             agreed = prefix_sums(np.full(tensors, spec.agreed_nbytes))
             yield Leg(self.curve("allreduce"), agreed)
+        gathered = [
+            spec.restricted_to(i, i + 1).gathered_nbytes([tensor.numel])
+            for i, tensor in enumerate(self.profile.tensors)
+        ]
+        if any(gathered):
+            yield Leg(self.curve("allgather"), prefix_sums(gathered))
         if spec.length_nbytes:
             lengths = self._buffer_nbytes("allgather", spec.length_nbytes)
             yield Leg(self.curve("allgather"), np.zeros(tensors + 1), lengths)

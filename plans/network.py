@@ -87,9 +87,9 @@ class Network(Document):
     ``collectives`` is by name; which names mean something here is known to
     ``comm_plan.collectives.registry``. ``nbytes`` is the full buffer on a rank:
     all-reduce, broadcast and point to point: the message; all-gather: the gathered
-    total; reduce-scatter: the input; gTop-k: the k values and k indices that one rank
-    contributes. ``emulated_link`` is what the collectives were held back to, if they
-    were.
+    total; reduce-scatter: the input; gTop-k and SparDL: the k values and k indices
+    that one rank contributes. ``emulated_link`` is what the collectives were held back
+    to, if they were.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/network"

@@ -38,6 +38,7 @@ from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.timings import PassProgress
 from comm_plan.transports.base import Transport
+from comm_plan.transports.local import LocalTransport
 
 DENSITIES = (0.1, 0.01, 0.001)
 SMALLEST_NUMEL = 2**10
@@ -147,7 +148,7 @@ def _measured(
                 gradient.sum()
             compressor.add(index, gradient, second_moment)
         added_s = _now(device)
-        compressor.agree(lambda _: None)
+        compressor.agree(LocalTransport(device))
         message = compressor.encode()
         encoded_s = _now(device)
         _hand_out(compressor, [message], means)

@@ -6,12 +6,13 @@ last bucket, where its collective carries what stands in front of a message to a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from comm_plan.collectives.message import Codec
+from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 
 
@@ -40,9 +41,9 @@ class Flagged:
         """Return what else a collective wants of the codec."""
         return getattr(self._codec, name)
 
-    def agree(self, maximum: Callable[[torch.Tensor], None]) -> None:
+    def agree(self, ranks: Transport) -> None:
         """Agree as the codec does."""
-        self._codec.agree(maximum)
+        self._codec.agree(ranks)
 
     def encode(self) -> Message:
         """Return the flags, and the codec's message."""

@@ -13,14 +13,16 @@ from comm_plan.plans import (
     Fp16,
     Hybrid,
     ModelTopK,
+    PartitionTopK,
     PowerSgd,
     Qsgd,
+    SparDL,
     Strom,
     TernGrad,
     TopK,
     Vgc,
 )
-from comm_plan.plans.compression import KINDS
+from comm_plan.plans.compression import KINDS, RESIDUAL
 from comm_plan.tests.support.engines import ENGINES
 from comm_plan.tests.support.harness import real_ranks, run_ranks
 from comm_plan.tests.support.rank_programs import Training, mean_of_repetitions, train
@@ -35,6 +37,12 @@ SPECS = {
     "topk of almost nothing": TopK(density=0.001),
     "topk of everything": TopK(density=1.0),
     "model topk": ModelTopK(density=0.2),
+    "partition topk": PartitionTopK(density=0.2),
+    "partition topk of almost nothing": PartitionTopK(density=0.001),
+    "partition topk of everything": PartitionTopK(density=1.0),
+    "spardl": SparDL(density=0.2),
+    "spardl of almost nothing": SparDL(density=0.001),
+    "spardl of everything": SparDL(density=1.0),
     "vgc": Vgc(),
     "strom": Strom(tau=0.5),
     "hybrid": Hybrid(tau=0.5),
@@ -49,7 +57,7 @@ CARRIED = [
     for name, spec in SPECS.items()
     for collective in spec.collectives()
 ]
-BIASED = {"topk", "model_topk", "vgc", "strom", "hybrid", "powersgd"}
+BIASED = {spec.kind for spec in SPECS.values() if RESIDUAL in spec.state}
 UNBIASED = [case for case in CARRIED if case.values[0].kind in ("terngrad", "qsgd")]
 UNIT_ROUNDOFF = {"dense": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 

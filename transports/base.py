@@ -80,6 +80,15 @@ class Transport(ABC):
         """Overwrite ``tensor`` [n] with what rank ``source`` sends."""
 
     @abstractmethod
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Send ``tensor`` [n] to rank ``to`` while ``source`` fills ``received`` [m].
+
+        Both may be the same rank; no one waits for a third.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has come here."""
 

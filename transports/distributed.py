@@ -116,6 +116,19 @@ class TorchTransport(Transport):
         with _named(f"receive from rank {source}"):
             dist.recv(tensor, src=self._in_world[source], group=self._group)
 
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Send and receive at once."""
+        target, origin = self._in_world[to], self._in_world[source]
+        with _named(f"exchange with ranks {to} and {source}"):
+            both = [
+                dist.P2POp(dist.isend, tensor, target, self._group),
+                dist.P2POp(dist.irecv, received, origin, self._group),
+            ]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         with _named("barrier"):

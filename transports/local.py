@@ -50,6 +50,12 @@ class LocalTransport(Transport):
         """Refuse: there is nobody."""
         raise CollectiveError(f"receive from rank {source} failed: this run has one")
 
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Refuse: there is nobody."""
+        raise CollectiveError(f"exchange with rank {to} failed: this run has one")
+
     def barrier(self) -> None:
         """Return at once."""
 

@@ -115,6 +115,18 @@ class MpiTransport(Transport):
         ):
             self._comm.Recv(buffer, source=source)
 
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Send and receive at once."""
+        with (
+            _named(f"exchange with ranks {to} and {source}"),
+            _bytes_on_cpu(received) as buffer,
+        ):
+            self._comm.Sendrecv(
+                _raw(tensor.cpu()), dest=to, recvbuf=buffer, source=source
+            )
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         with _named("barrier"):

@@ -31,7 +31,12 @@ from comm_plan.plans.compression.spec import (
     selected,
 )
 from comm_plan.plans.compression.terngrad import TernGrad
-from comm_plan.plans.compression.topk import ModelTopK, TopK
+from comm_plan.plans.compression.topk import (
+    ModelTopK,
+    PartitionTopK,
+    SparDL,
+    TopK,
+)
 from comm_plan.plans.compression.words import Hybrid, Strom, Vgc, Words
 
 __all__ = [
@@ -56,8 +61,10 @@ __all__ = [
     "Hybrid",
     "Matrix",
     "ModelTopK",
+    "PartitionTopK",
     "PowerSgd",
     "Qsgd",
+    "SparDL",
     "Spec",
     "Strom",
     "TernGrad",

@@ -13,7 +13,12 @@ from comm_plan.plans.compression.powersgd import PowerSgd
 from comm_plan.plans.compression.qsgd import Qsgd
 from comm_plan.plans.compression.spec import Spec
 from comm_plan.plans.compression.terngrad import TernGrad
-from comm_plan.plans.compression.topk import ModelTopK, TopK
+from comm_plan.plans.compression.topk import (
+    ModelTopK,
+    PartitionTopK,
+    SparDL,
+    TopK,
+)
 from comm_plan.plans.compression.words import Hybrid, Strom, Vgc
 
 SPECS: tuple[type[Spec], ...] = (
@@ -25,6 +30,8 @@ SPECS: tuple[type[Spec], ...] = (
     PowerSgd,
     TopK,
     ModelTopK,
+    PartitionTopK,
+    SparDL,
     Vgc,
     Strom,
     Hybrid,

@@ -178,6 +178,13 @@ class Spec(Value):
         """
         return self.message_nbytes([math.prod(shape) for shape in shapes], collective)
 
+    def gathered_nbytes(self, numels: Sequence[int]) -> int:
+        """Return the bytes of what ranks gather, all together, before the message.
+
+        Nothing, unless they agree on more than ``agreed_nbytes``.
+        """
+        return 0
+
     @abstractmethod
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return the share sent of each of a bucket's ``tensors``.

@@ -1,7 +1,9 @@
-"""Top-k's specs: the largest elements of each tensor, or of the whole model.
+"""Specs of methods that send the largest elements and keep the rest.
 
-The methods are :mod:`comm_plan.compressors.topk` and
-:mod:`comm_plan.compressors.model_topk`.
+The methods are :mod:`~comm_plan.compressors.topk`,
+:mod:`~comm_plan.compressors.model_topk`,
+:mod:`~comm_plan.compressors.partition_topk` and
+:mod:`~comm_plan.compressors.spardl`.
 """
 
 from __future__ import annotations
@@ -27,11 +29,10 @@ RATIOS = (10, 32, 100, 316, 1000)
 
 
 class _Largest(Spec):
-    """What both have in common: the largest magnitudes go, the rest stays."""
+    """What all have in common: the largest magnitudes go, the rest stays."""
 
     density: Density | tuple[Density, ...]
     clip_norm: Positive | None = None
-    as_printed: bool = False  # by gtopk: put back as its paper prints, which loses
 
     dtypes = ("float32", "float16", "bfloat16")
     lossless = False
@@ -75,6 +76,7 @@ class TopK(_Largest):
     """
 
     kind: Literal["topk"] = "topk"
+    as_printed: bool = False  # by gtopk: put back as its paper prints, which loses
 
     methods = {"topk": "allgather", "gtopk": "gtopk"}
     implementation = "topk:TopKCompressor"
@@ -128,20 +130,10 @@ class TopK(_Largest):
         return self.model_copy(update={"density": around[0] + self.density + around[1]})
 
 
-class ModelTopK(_Largest):
-    """The largest elements of the whole bucket by magnitude, with error feedback.
+class _LargestOfBucket(_Largest):
+    """One density for the bucket, whose tensors are one vector."""
 
-    In a plan of one bucket (solvers ``single`` and ``slgs``), of the whole model, as
-    SLGS, gTop-k and top-k select in their papers. ``density`` is k / numel of the
-    bucket; a tensor of small gradients may send nothing for long.
-    """
-
-    kind: Literal["model_topk"] = "model_topk"
     density: Density
-
-    methods = {"model-topk": "allgather", "model-gtopk": "gtopk"}
-    implementation = "model_topk:ModelTopKCompressor"
-    by_default = ()
 
     @property
     def ratio(self) -> float:
@@ -155,3 +147,55 @@ class ModelTopK(_Largest):
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return the same density for each of the bucket's ``tensors``."""
         return (self.density,) * tensors
+
+
+class ModelTopK(_LargestOfBucket):
+    """The largest elements of the whole bucket by magnitude, with error feedback.
+
+    In a plan of one bucket (solvers ``single`` and ``slgs``), of the whole model, as
+    SLGS, gTop-k and top-k select in their papers. ``density`` is k / numel of the
+    bucket; a tensor of small gradients may send nothing for long.
+    """
+
+    kind: Literal["model_topk"] = "model_topk"
+    as_printed: bool = False  # by gtopk: put back as its paper prints, which loses
+
+    methods = {"model-topk": "allgather", "model-gtopk": "gtopk"}
+    implementation = "model_topk:ModelTopKCompressor"
+    by_default = ()
+
+
+class PartitionTopK(_LargestOfBucket):
+    """All ranks send the same elements, of which each rank chooses its share in turn.
+
+    The bucket is cut into a part for every rank. A rank chooses the largest elements of
+    its part, by its own residual; the ranks gather these indices, and an all-reduce
+    sums what they have there. ``density`` is k / numel of the bucket.
+    """
+
+    kind: Literal["partition_topk"] = "partition_topk"
+
+    methods = {"partition-topk": "allreduce"}
+    implementation = "partition_topk:PartitionTopKCompressor"
+    by_default = ("partition-topk",)
+
+    def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
+        """Return k float32 values."""
+        return FLOAT32_NBYTES * selected(sum(numels), self.density)
+
+    def gathered_nbytes(self, numels: Sequence[int]) -> int:
+        """Return k int32 indices."""
+        return INDEX_NBYTES * selected(sum(numels), self.density)
+
+
+class SparDL(_LargestOfBucket):
+    """The largest elements of each of P blocks, reduced and cut on the way.
+
+    ``density`` is k / numel of the bucket, of what a rank sends and of the result.
+    """
+
+    kind: Literal["spardl"] = "spardl"
+
+    methods = {"spardl": "spardl"}
+    implementation = "spardl:SparDLCompressor"
+    by_default = ("spardl",)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from comm_plan.collectives import allgather, allreduce, costs, gtopk
+from comm_plan.collectives import allgather, allreduce, costs, gtopk, spardl
 from comm_plan.collectives.registry import COLLECTIVES
 
 ALPHA_S, BETA, GAMMA = 4.5e-5, 8e-10, 3e-11
@@ -60,6 +60,14 @@ def test_gtopk_beats_topk_by_all_gather_only_on_many_workers():
         return topk - gtopk.tree(world_size).volume
 
     assert advantage(2) < 0 < advantage(32)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7, 16, 64])
+def test_spardl_receives_fewer_than_four_k_words_from_any_number_of_ranks(world_size):
+    k, rounds = 25_000, math.ceil(math.log2(world_size))
+    blocks = spardl.bruck(world_size).seconds(2 * k, ALPHA_S, BETA)
+    share = (world_size - 1) / world_size
+    assert blocks == pytest.approx(2 * rounds * ALPHA_S + 4 * k * share * BETA)
 
 
 @pytest.mark.parametrize(("world_size", "rounds"), [(1, 0), (2, 1), (3, 2), (5, 3)])

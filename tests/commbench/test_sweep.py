@@ -54,7 +54,7 @@ def test_sizes_are_rounded_up_to_whole_elements_of_every_rank():
     }
     assert sizes["allreduce"] == [4, 100, 4096]
     assert sizes["allgather"] == sizes["reduce_scatter"] == [12, 108, 4104]
-    assert sizes["gtopk"] == [8, 104, 4096]
+    assert sizes["gtopk"] == sizes["spardl"] == [8, 104, 4096]
 
 
 def test_gtopk_is_measured_as_far_as_compressed_messages_go():

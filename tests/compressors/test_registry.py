@@ -12,17 +12,32 @@ from comm_plan.compressors import build, compressor_class
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.errors import InputError
 from comm_plan.plans.compression import KINDS, METHODS
+from comm_plan.transports.local import LocalTransport
 
 SHAPES = ((200, 200), (17,), (50, 50))
 NUMELS = tuple(map(math.prod, SHAPES))
 DENSITY = 0.1
 
 
-def filled(name):
-    """Return the compressor of a bucket of normal gradients."""
+class Overheard(LocalTransport):
+    """One rank alone, and the bytes of what it shares."""
+
+    reduced_nbytes = gathered_nbytes = 0
+
+    def all_reduce(self, tensor, operation="sum"):
+        self.reduced_nbytes += tensor.nbytes
+
+    def all_gather(self, tensor):
+        gathered = super().all_gather(tensor)
+        self.gathered_nbytes += gathered.nbytes
+        return gathered
+
+
+def filled(name, ranks=None):
+    """Return the compressor of a bucket of normal gradients, of one rank alone."""
     named, collective = METHODS[name]
     spec = named.at_density(DENSITY)
-    context = Context(world_size=2, rank=0, device=torch.device("cpu"))
+    context = Context(world_size=1, rank=0, device=torch.device("cpu"))
     slots = [Slot(f"t{i}", math.prod(s), s) for i, s in enumerate(SHAPES)]
     compressor = build(spec, collective, slots, context)
     generator = torch.Generator().manual_seed(0)
@@ -31,7 +46,7 @@ def filled(name):
         gradient = torch.randn(numel, generator=generator)
         second = None if moment is None else torch.full_like(gradient, moment)
         compressor.add(index, gradient, second)
-    compressor.agree(lambda _: None)
+    compressor.agree(ranks or LocalTransport())
     return compressor
 
 
@@ -54,11 +69,10 @@ def test_the_state_is_what_the_spec_says(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_ranks_agree_on_is_as_long_as_the_spec_says(name):
-    compressor = filled(name)
-    shared = []
-    compressor.agree(shared.append)
-    agreed = compressor.spec.agreed_nbytes * len(NUMELS)
-    assert sum(tensor.nbytes for tensor in shared) == agreed
+    ranks = Overheard()
+    spec = filled(name, ranks).spec
+    assert ranks.reduced_nbytes == spec.agreed_nbytes * len(NUMELS)
+    assert ranks.gathered_nbytes == spec.gathered_nbytes(NUMELS)
 
 
 @pytest.mark.parametrize("name", METHODS)

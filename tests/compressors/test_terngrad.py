@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.plans.compression import TernGrad
+from comm_plan.transports.local import LocalTransport
 
 NUMELS = (33, 1, 20)
 
@@ -22,18 +23,26 @@ def terngrad(
     return build(TernGrad(clip=clip), collective, slots, context)
 
 
+class Shared(LocalTransport):
+    """Ranks that come one after the other, twice: all leave with the maximum."""
+
+    maximum = torch.zeros(1)
+
+    def all_reduce(self, tensor, operation="sum"):
+        assert operation == "max"
+        self.maximum = torch.maximum(self.maximum, tensor)
+        tensor.copy_(self.maximum)
+
+
 def exchange(ranks, gradients, step=0):
     """One step; returns the means and the int8 trits of every rank."""
     for rank, mine in zip(ranks, gradients, strict=True):
         rank.step = step
         for index, gradient in enumerate(mine):
             rank.add(index, gradient)
-    shared = []
-    for rank in ranks:
-        rank.agree(lambda scalers: shared.append(scalers.clone()))
-    largest = torch.stack(shared).amax(0)
-    for rank in ranks:
-        rank.agree(lambda scalers: scalers.copy_(largest))
+    shared = Shared()
+    for rank in ranks + ranks:
+        rank.agree(shared)
     messages = [rank.encode() for rank in ranks]
     if ranks[0].collective == "allreduce":
         total = sum(message[0].to(torch.int32) for message in messages)
@@ -43,7 +52,7 @@ def exchange(ranks, gradients, step=0):
     ranks[0].decode(messages)
     for index, out in enumerate(outs):
         ranks[0].write(index, out)
-    return outs, largest
+    return outs, shared.maximum
 
 
 def random_gradients(seed, world_size, numels=NUMELS):

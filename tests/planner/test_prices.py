@@ -10,6 +10,8 @@ from comm_plan.plans.compression import KINDS, METHODS, TopK
 
 NUMELS = [3, 1000, 123_457, 17]
 BETA = 1e-9
+BY_TENSOR = {"vgc", "model_topk", "partition_topk", "spardl"}
+"""Whose messages are rounded up by bucket, and priced as if by tensor."""
 
 
 def _prices(build, world_size=8):
@@ -19,7 +21,8 @@ def _prices(build, world_size=8):
         [1e-3] * 4, NUMELS, layers=layers, compression=build.compression(**free)
     )
     line = build.fit((0, 0.0, BETA))
-    network = build.network(world_size, allreduce=line, allgather=line, gtopk=line)
+    collectives = ("allreduce", "allgather", "gtopk", "spardl")
+    network = build.network(world_size, **dict.fromkeys(collectives, line))
     return make_problem(profile, network).prices
 
 
@@ -28,10 +31,11 @@ def test_a_bucket_takes_the_time_of_its_exact_wire_bytes(build, name):
     spec, collective = METHODS[name]
     option = _prices(build).option(spec, collective)
     message = spec.message_nbytes(NUMELS[1:], collective)
-    if spec.kind in ("vgc", "model_topk"):  # rounded up by tensor, not by bucket
+    if spec.kind in BY_TENSOR:
         message = sum(spec.message_nbytes([n], collective) for n in NUMELS[1:])
     total = 8 * message if collective == "allgather" else message
     extra = {"terngrad": 4 * 3, "vgc": 64, "strom": 64, "hybrid": 64}.get(spec.kind, 0)
+    extra += sum(spec.gathered_nbytes([n]) for n in NUMELS[1:])
     expected = BETA * (total + extra)
     assert float(option.communicate_s(1, 4)) == pytest.approx(expected)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from comm_plan import parallelize
-from comm_plan.plans import Hybrid, PowerSgd, Strom, TopK
+from comm_plan.plans import Hybrid, PartitionTopK, PowerSgd, SparDL, Strom, TopK
 from comm_plan.tests.runtime.trainings import plan_for
 from comm_plan.tests.support.harness import run_ranks
 
@@ -20,6 +20,8 @@ WIDTH = 6
 METHODS = {
     "topk": (TopK(density=0.2), "allgather"),
     "gtopk": (TopK(density=0.2), "gtopk"),
+    "spardl": (SparDL(density=0.2), "spardl"),
+    "partition topk": (PartitionTopK(density=0.2), "allreduce"),
     "strom": (Strom(tau=0.05), "allgather"),
     "hybrid": (Hybrid(tau=0.05), "allgather"),
     "powersgd": (PowerSgd(rank=1), "allreduce"),

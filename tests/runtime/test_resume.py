@@ -14,7 +14,9 @@ import torch
 
 from comm_plan.plans import (
     Bucket,
+    PartitionTopK,
     RunRecord,
+    SparDL,
     TernGrad,
     TopK,
     Vgc,
@@ -174,8 +176,13 @@ def test_a_resumed_run_need_not_be_the_last(tmp_path):
 
 @pytest.mark.parametrize(
     ("spec", "collective"),
-    [(None, "allreduce"), (TopK(density=1.0), "gtopk")],
-    ids=["dense", "gtopk of everything"],
+    [
+        (None, "allreduce"),
+        (TopK(density=1.0), "gtopk"),
+        (SparDL(density=1.0), "spardl"),
+        (PartitionTopK(density=1.0), "allreduce"),
+    ],
+    ids=["dense", "gtopk of everything", "spardl of everything", "partition topk"],
 )
 def test_a_resume_under_another_plan_loses_no_residual(tmp_path, spec, collective):
     """The gradients do not depend on the parameters; the last step sends all."""

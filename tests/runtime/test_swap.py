@@ -4,14 +4,18 @@ import pytest
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans import Replan, TopK
+from comm_plan.plans import PartitionTopK, Replan, SparDL, TopK
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 STEPS = 6
-SPARSE = (TopK(density=0.1), "allgather")
+SPARSE = {
+    "topk": (TopK(density=0.1), "allgather"),
+    "spardl": (SparDL(density=0.1), "spardl"),
+    "partition topk": (PartitionTopK(density=0.1), "allreduce"),
+}
 
 
 def replan(step=3):
@@ -51,9 +55,10 @@ def test_dense_plans_give_the_same_gradients_however_often_they_change():
             assert torch.equal(mine, theirs)
 
 
-def test_what_was_not_sent_goes_with_the_next_dense_plan():
+@pytest.mark.parametrize("method", SPARSE)
+def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
     # The model does not move, so what is sent adds up to what the dense plan sends.
-    (mixed, _) = run_ranks(2, gradients, [SPARSE, ()])
+    (mixed, _) = run_ranks(2, gradients, [SPARSE[method], ()])
     (dense, _) = run_ranks(2, gradients, [()])
     pairs = len(dense) // 2 * 2
     for parameter in range(len(dense[0])):

@@ -214,7 +214,9 @@ def poisoned(step):
     return loss
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "gtopk", "vgc", "qsgd 4"])
+@pytest.mark.parametrize(
+    "name", ["dense", "topk", "gtopk", "spardl", "partition topk", "vgc", "qsgd 4"]
+)
 def test_a_step_with_nan_is_skipped_on_all_ranks_and_counted(name):
     def rank(transport):
         training = workload(loss=poisoned(2))

@@ -170,6 +170,18 @@ class ThreadTransport(Transport):
             raise CollectiveError(f"sent {sent.shape}, received {tensor.shape}")
         tensor.copy_(sent)
 
+    def exchange(
+        self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
+    ) -> None:
+        """Post, receive, and return once the own was received."""
+        group, key = self._group, (self.rank, to)
+        with group.mail:
+            group.mailboxes[key] = tensor.clone()
+            group.mail.notify_all()
+        self.receive(received, source)
+        with group.mail:
+            group.wait_for_mail(lambda: key not in group.mailboxes)
+
     def barrier(self) -> None:
         """Wait for all."""
         try:

@@ -20,8 +20,8 @@ from comm_plan.transports.base import Transport
 class Recorder:
     """The least codec: sends a given message and remembers what it was told.
 
-    For gTop-k, ``counts`` are its slots' entries and ``residuals`` collect, per slot,
-    what is put back, by index.
+    For gTop-k and SparDL, ``counts`` are its slots' entries and ``residuals`` collect,
+    per slot, what is put back, by index.
     """
 
     message: Message
@@ -31,11 +31,11 @@ class Recorder:
     received: list[Message] = field(default_factory=list)
     residuals: list[dict[int, float]] = field(default_factory=list)
 
-    def agree(self, maximum):
+    def agree(self, ranks):
         """Share the scaler."""
         if self.scaler is not None:
             shared = torch.tensor([self.scaler])
-            maximum(shared)
+            ranks.all_reduce(shared, "max")
             self.scaler = shared.item()
 
     def encode(self):

@@ -102,6 +102,18 @@ def point_to_point(transport: Transport, dtype: torch.dtype) -> None:
         transport.send(made_by(rank, 6, dtype), rank + 1)
 
 
+def exchange(transport: Transport, dtype: torch.dtype) -> None:
+    """Round a ring of any length, by every distance; messages may be empty."""
+    rank, world_size = transport.rank, transport.world_size
+    for distance in range(1, world_size):
+        to, source = (rank + distance) % world_size, (rank - distance) % world_size
+        for numels in ([6] * world_size, [3 * r for r in range(world_size)]):
+            received = torch.zeros(numels[source], dtype=dtype)
+            tensor = made_by(rank, numels[rank], dtype)
+            transport.exchange(tensor, to, received, source)
+            equal(received, made_by(source, numels[source], dtype))
+
+
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
@@ -111,6 +123,7 @@ CHECKS: dict[str, Check] = {
         reduce_scatter,
         broadcast,
         point_to_point,
+        exchange,
     )
 }
 

@@ -1,0 +1,105 @@
+"""A bucket as one vector, dealt to P parts: what partition top-k and SparDL share.
+
+In each step n elements, and the k of them that are to be sent, are dealt to the parts
+as evenly as whole numbers allow. Part p has ::
+
+    floor((n + j) / P) elements, sends floor((k + j) / P),    j = (p + step) mod P
+
+which add up to n and to k (Hermite's identity), and as k <= n no part is asked for more
+than it has. If k < P, some parts send nothing; as j rotates, each has its turn.
+
+The tensors of the bucket lie end to end, and so do their residuals. Positions are those
+in the whole vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from typing_extensions import TypeVar
+
+from comm_plan.compressors.base import RESIDUAL, VELOCITY, Compressor, Context, Slot
+from comm_plan.compressors.momentum import mask
+from comm_plan.compressors.selection import choose
+from comm_plan.compressors.topk import clipped
+from comm_plan.plans.compression import PartitionTopK, SparDL, selected
+
+SpecT = TypeVar("SpecT", bound="PartitionTopK | SparDL", covariant=True)
+
+
+def dealt(total: int, parts: int, step: int) -> list[int]:
+    """Return how many of ``total`` each of ``parts`` gets in ``step``."""
+    return [(total + (part + step) % parts) // parts for part in range(parts)]
+
+
+class PartitionedCompressor(Compressor[SpecT]):
+    """Keeps residuals in one vector, and means of what was sent in another."""
+
+    def __init__(
+        self, spec: SpecT, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Start with nothing left unsent."""
+        super().__init__(spec, collective, slots, context)
+        self._numels = [slot.numel for slot in self.slots]
+        self._residual = self._remember(RESIDUAL)
+        if context.momentum_of is not None:
+            self._velocity = self._remember(VELOCITY)
+            self._steps = self._zeros()
+            self._steps_by_slot = self._steps.split(self._numels)
+        self._means = self._zeros()
+        self._means_by_slot = self._means.split(self._numels)
+        self._written = torch.empty(0, dtype=torch.int32, device=context.device)
+
+    @property
+    def k(self) -> int:
+        """How many elements of the bucket are sent in this step."""
+        density = max(self.spec.density, self.density_floor)
+        return selected(sum(self._numels), density)
+
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Accumulate ``gradient``, or what momentum makes of it."""
+        if self.spec.clip_norm is not None:
+            gradient = clipped(gradient, self.spec.clip_norm)
+        step = self.accelerated(index, gradient)
+        self.state[RESIDUAL][index].add_(step)
+        if VELOCITY in self.state:
+            self._steps_by_slot[index].copy_(step)
+
+    def write(self, index: int, out: torch.Tensor) -> None:
+        """Overwrite ``out`` with its part of the mean over ranks."""
+        out.copy_(self._means_by_slot[index])
+
+    def _largest_of(self, part: int, count: int) -> torch.Tensor:
+        """Return the positions of the largest residuals of a part, ascending."""
+        sizes = dealt(sum(self._numels), self.context.world_size, self.step)
+        start = sum(sizes[:part])
+        return choose(self._residual[start : start + sizes[part]], count) + start
+
+    def _take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the residuals at ``positions``; nothing is left there."""
+        values = self._residual[positions]
+        self._residual[positions] = 0
+        if VELOCITY in self.state:
+            mask(self._velocity, self._steps, values, positions)
+        return values
+
+    def _set_means(self, positions: torch.Tensor, sums: torch.Tensor) -> None:
+        """Make the means those of ``sums`` at ``positions``, and 0 elsewhere."""
+        self._means[self._written] = 0
+        self._means[positions] = sums / self.context.world_size
+        self._written = positions
+
+    def _remember(self, quantity: str) -> torch.Tensor:
+        """Add zeros to the state; return them flat, for the whole bucket."""
+        flat = self._zeros()
+        self.state[quantity] = list(flat.split(self._numels))
+        return flat
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(sum(self._numels), device=self.context.device)
