@@ -3,10 +3,10 @@
     python -m comm_plan.benchmarks.skewed_ranks
 
 The images are sorted by their label and cut into a part for each of the ranks, so that
-a rank sees two or three of the ten digits and its gradients differ from the others' as
-much as they can. Beside it the usual shuffled shards. 4 ranks on gloo, one bucket, every
-tensor at 1 %, the same initial parameters and number of steps. Finished runs are kept in
-``results/skewed-ranks.json`` and not trained again.
+a rank sees at most four of the ten digits and its gradients differ from the others' as
+much as they can. Beside it the usual shuffled shards. 4 ranks on gloo, one bucket,
+every tensor at 1 %, the same initial parameters and number of steps. Finished runs are
+kept in ``results/skewed-ranks.json`` and not trained again.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def main() -> None:
         [way, *(shown(f"{way}, {data}, {of}") for data, of in SETTINGS)] for way in WAYS
     ]
     meaning = (
-        f"digits, {RANKS} ranks, {STEPS} steps, batch {BATCH_SIZE} a rank, density 1 %: "
-        f"held-out accuracy, mean and range of {len(SEEDS)} seeds. By class: a rank sees "
-        "two or three of the ten digits."
+        f"digits, {RANKS} ranks, {STEPS} steps, batch {BATCH_SIZE} a rank, density "
+        f"1 %: held-out accuracy, mean and range of {len(SEEDS)} seeds. By class: a "
+        "rank sees at most four of the ten digits."
     )
     table = tables.markdown(headings, rows)
     print(tables.save("skewed-ranks", [meaning, table], {"runs": finished()}))
