@@ -41,17 +41,31 @@ from comm_plan.compressors.base import (
 )
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import accumulate_and_select, fresh_state
+from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import TopK, selected
+
+MAX_NUMEL = 2**31 - 4096
+"""Elements of a tensor that an index reaches, and the blocks of the GPU's kernels."""
 
 
 class TopKCompressor(Compressor[TopK]):
-    """Sends values [sum of k] float32 and indices [sum of k] int32."""
+    """Sends values [sum of k] float32 and indices [sum of k] int32.
+
+    Raises:
+        MismatchError: a tensor has more than :data:`MAX_NUMEL` elements.
+    """
 
     def __init__(
         self, spec: TopK, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
+        for slot in self.slots:
+            if slot.numel > MAX_NUMEL:
+                raise MismatchError(
+                    f"{slot.name} has {slot.numel} elements, an index of top-k reaches "
+                    f"{MAX_NUMEL}: plan it without compression"
+                )
         self._densities = spec.densities(len(self.slots))
         self.state[RESIDUAL] = self._zeros()
         if context.momentum_of is not None:

@@ -101,18 +101,15 @@ def _target(path: str | os.PathLike[str]) -> Path:
     """
     try:
         target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError("its links lead in a circle")
+        if target.is_dir():
+            raise OSError("it is a folder")
+        # The mode and not os.access: to root every file is writable.
+        if target.exists() and not target.stat().st_mode & 0o222:
+            raise OSError("it is read-only: chmod u+w it, or give another name")
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from None
-    if target.is_symlink():
-        raise OutputError(f"{path}: cannot be written: its links lead in a circle")
-    if target.is_dir():
-        raise OutputError(f"{path}: cannot be written: it is a folder")
-    # The mode and not os.access: to root every file is writable.
-    if target.exists() and not target.stat().st_mode & 0o222:
-        raise OutputError(
-            f"{path}: cannot be written: it is read-only: chmod u+w it, or give "
-            "another name"
-        )
     return target
 
 

@@ -1,5 +1,9 @@
 """Keeps inf and NaN out of compressors, which would remember them for ever.
 
+A gradient whose squares overflow together (a norm above 1.8e19) counts as inf: it is
+finite still, but the second moments of VGC and sums with a residual would not be. So
+the one figure that is looked at is the norm.
+
 On the CPU a gradient is looked at when it arrives. On CUDA the host must not wait for
 the device inside a hook, so the decision is made there: a gradient that is not finite
 is replaced by zeros on the device, and the flag is read with the step's status.
@@ -34,12 +38,12 @@ class Guard:
             second_moment: [numel], where there is one.
         """
         if gradient.device.type == "cpu":
-            if is_finite(gradient):
+            if math.isfinite(_size(gradient, second_moment).item()):
                 return gradient, second_moment
             self.names.append(name)
             zero = torch.zeros_like(gradient)
             return zero, None if second_moment is None else zero
-        finite = torch.isfinite(gradient).all()
+        finite = torch.isfinite(_size(gradient, second_moment))
         self._finite.append(finite)
         if second_moment is not None:
             second_moment = torch.where(finite, second_moment, 0)
@@ -51,6 +55,12 @@ class Guard:
         if self._finite:
             bad |= ~torch.stack(self._finite).all().to(device)
         return bad.to(torch.int32) * (rank + 1)
+
+
+def _size(gradient: torch.Tensor, second_moment: torch.Tensor | None) -> torch.Tensor:
+    """Return a number that is finite if, and only if, both may be remembered."""
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm if second_moment is None else norm + second_moment.sum()
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The documents are a contract: what they accept, refuse and write."""
 
 import json
+import re
 
 import pytest
 
@@ -153,6 +154,52 @@ def test_bad_documents_are_refused_in_one_line_naming_the_fault(
     assert "the-file.json" in line
     assert message in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["batch_size"], 10**400, "batch_size"),
+        (["batch_size"], 2**31 + 1, "less than or equal to 2147483648"),
+        (["forward_s"], 1e9, "less than or equal to 31622400"),
+        (["model", "parameters"], 2**53 + 1, "model.parameters"),
+        (["model", "name"], "x" * 1001, "at most 1000 characters"),
+        (["model", "name"], "a\x1b[31m", "control character"),
+        (["tensors", 0, "shape"], [2**52, 2**52], "tensors.0"),
+        (["contention"], {"world_size": 2**20 + 1}, "contention.world_size"),
+        (["environment"], [[[[[[[[]]]]]]]], "environment"),
+        (["waiting_s"], json.loads("[" * 70 + "]" * 70), "nested deeper than 64"),
+    ],
+)
+def test_what_is_beyond_a_bound_is_refused_in_a_short_line(path, value, message):
+    with pytest.raises(DocumentError) as caught:
+        Profile.from_json(changed(PROFILE, path, value), source="the-file.json")
+    line = str(caught.value)
+    assert message in line
+    assert len(line) <= 500
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [("9" * 5000, "beyond 2^53"), ("[" * 100_000, "nested deeper than 64")],
+)
+def test_what_python_cannot_parse_is_refused(number, message):
+    text = json.dumps(PROFILE).replace("0.01", number)
+    with pytest.raises(DocumentError, match=re.escape(message)):
+        Profile.from_json(text)
+
+
+def test_all_gradients_together_are_bounded():
+    half = {**PROFILE["tensors"][0], "shape": [2**50], "numel": 2**50}
+    tensors = [half, {**half, "name": "other"}, {**half, "name": "third"}]
+    with pytest.raises(DocumentError, match="above 2\\^53"):
+        Profile.from_json(changed(PROFILE, ["tensors"], tensors))
+
+
+def test_what_is_left_of_rounding_is_no_time():
+    text = changed(PROFILE, ["forward_s"], 5e-324)
+    assert Profile.from_json(text).forward_s == 0
 
 
 def test_an_unreadable_file_is_named(tmp_path):

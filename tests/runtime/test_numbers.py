@@ -1,0 +1,139 @@
+"""Gradients of every kind of number, by every method: what is kept stays finite.
+
+The ranks agree in every bit, and a step that cannot be taken is refused on all of them
+with the rank that is to blame, wherever that is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from comm_plan import parallelize
+from comm_plan.errors import NonFiniteError
+from comm_plan.plans.compression import METHODS
+from comm_plan.runtime.guard import Guard
+from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.tests.support.harness import run_ranks
+
+RANKS = 3
+REFUSED = [(math.nan, rank) for rank in range(RANKS)]
+REFUSED += [(math.inf, 1), (-math.inf, 2), (3e38, 0), (3e38, "all")]
+TAKEN = [(0.0, "all"), (0.0, 1), (1e-40, 2), (1.4e-45, "all"), (1e4, 0)]
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose backward replaces the gradient by ``value`` everywhere."""
+
+    @staticmethod
+    def forward(context, x, value):
+        context.value = value
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.full_like(gradient, context.value), None
+
+
+class Trained:
+    """One rank of a training: three steps, in the second of which one number rules."""
+
+    def __init__(self, transport, name, value, who, on_nonfinite="skip"):
+        torch.manual_seed(0)
+        # The last bias is a tensor of a single element.
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1))
+        spec, collective = METHODS[name]
+        plan = plan_for(self.model, RANKS, spec, collective)
+        self.engine = parallelize(
+            self.model, plan, transport=transport, on_nonfinite=on_nonfinite
+        )
+        self.said = None
+        affected = who in (transport.rank, "all")
+        for step in range(3):
+            self.step(transport.rank + step, value if affected and step == 1 else None)
+            if step == 1:
+                self.refused = self.engine.skipped_steps == 1 or self.said is not None
+        self.parameters = nn.utils.parameters_to_vector(self.model.parameters())
+        self.remembered = [
+            tensor
+            for quantities in self.engine.remembered().values()
+            for tensor in quantities.values()
+        ]
+        self.engine.close()
+
+    def step(self, seed, value):
+        generator = torch.Generator().manual_seed(seed)
+        self.model.zero_grad()
+        outputs = self.model(torch.randn(4, 6, generator=generator))
+        if value is not None:
+            outputs = Scaled.apply(outputs, value)
+        try:
+            outputs.square().sum().backward()
+        except NonFiniteError as error:
+            self.said = str(error)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.grad is not None and self.said is None:
+                    parameter -= 1e-3 * parameter.grad
+
+
+def check_agreed(ranks):
+    for rank in ranks:
+        assert torch.equal(rank.parameters, ranks[0].parameters)
+        assert rank.refused == ranks[0].refused
+        assert rank.parameters.isfinite().all()
+        assert all(tensor.isfinite().all() for tensor in rank.remembered)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_no_number_is_refused_by_all_ranks(name):
+    for value, who in REFUSED:
+        ranks = run_ranks(RANKS, Trained, name, value, who)
+        check_agreed(ranks)
+        assert all(rank.refused for rank in ranks), (value, who)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_a_number_is_taken_however_small(name):
+    for value, who in TAKEN:
+        ranks = run_ranks(RANKS, Trained, name, value, who)
+        check_agreed(ranks)
+        assert not any(rank.refused for rank in ranks), (value, who)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "taken"),
+    [
+        (6e4, torch.float16, True),
+        (1e15, torch.bfloat16, True),
+        (1e15, torch.float32, True),
+        (1e20, torch.float32, False),  # a residual would hold it, a variance not
+        (1e20, torch.bfloat16, False),
+    ],
+)
+def test_numbers_are_taken_if_their_squares_can_be_summed(value, dtype, taken):
+    guard = Guard()
+    gradient = torch.full((1000,), value, dtype=dtype)
+    admitted, _ = guard.admit("weight", gradient, None)
+    assert torch.equal(admitted, gradient if taken else torch.zeros_like(gradient))
+    assert guard.names == ([] if taken else ["weight"])
+
+
+def test_second_moments_that_overflow_are_refused_too():
+    guard = Guard()
+    gradient, moment = torch.ones(3), torch.tensor([1.0, math.inf, 1.0])
+    assert not any(part.any() for part in guard.admit("weight", gradient, moment))
+    assert guard.names == ["weight"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_refusal_names_the_rank_or_that_it_was_one_of_them(name):
+    ranks = run_ranks(RANKS, Trained, name, math.nan, 1, "stop")
+    check_agreed(ranks)
+    spec, _ = METHODS[name]
+    culprit = "some rank" if spec.carries_nonfinite else "rank 1"
+    for rank in ranks:
+        assert f"{culprit} had inf or NaN gradients" in rank.said
