@@ -1,11 +1,12 @@
 # What a contributor and a newcomer do. Everything happens in .venv.
 PYTHON ?= python3
+MUTATIONS ?= 1000000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LINTERS := ruff-check ruff-format mypy lint-imports
 
-.PHONY: demo test test-fast lint $(LINTERS) format tables docs papers bench clean
+.PHONY: demo test test-fast test-faults lint $(LINTERS) format tables docs papers bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +23,9 @@ test: lint  ## lint, then every test that this machine can run
 
 test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2
+
+test-faults: $(STAMP)  ## hostile files: MUTATIONS of them, 100 or so a second
+	$(BIN)/python -m pytest tests/test_fuzzing.py --mutations $(MUTATIONS) --timeout 0
 
 lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
 

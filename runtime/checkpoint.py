@@ -64,19 +64,18 @@ class Checkpoints:
     """The checkpoints of one run in one folder.
 
     Args:
-        folder: where; it is made if it is not there.
+        folder: where; a run that begins makes it if it is not there.
         transport: the ranks; every method is a collective call.
 
     Raises:
-        OutputError: the folder cannot be made or written to.
+        OutputError: the folder cannot be written to.
     """
 
     def __init__(self, folder: Path, transport: Transport) -> None:
         self._folder = folder
         self._transport = transport
         self._newest_step: int | None = None
-        make_folder(folder)
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"{folder}: cannot be written to: give another folder")
 
     def refuse_used(self) -> None:
@@ -84,7 +83,9 @@ class Checkpoints:
 
         Raises:
             InputError: there are some.
+            OutputError: the folder cannot be made.
         """
+        make_folder(self._folder)
         if self._all():
             raise InputError(
                 f"{self._folder}: holds checkpoints of another run: --resume it, or "

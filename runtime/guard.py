@@ -59,7 +59,7 @@ class Guard:
 
 def _size(gradient: torch.Tensor, second_moment: torch.Tensor | None) -> torch.Tensor:
     """Return a number that is finite if, and only if, both may be remembered."""
-    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
     return norm if second_moment is None else norm + second_moment.sum()
 
 

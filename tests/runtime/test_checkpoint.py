@@ -123,7 +123,8 @@ def test_hosts_resume_from_the_newest_checkpoint_that_all_have(tmp_path, behind)
 
 def test_nothing_to_resume_from_is_said(tmp_path):
     with pytest.raises(InputError, match=r"no checkpoint to resume from$"):
-        run(tmp_path, 2, resume=True)
+        run(tmp_path / "absent", 2, resume=True)
+    assert not (tmp_path / "absent").exists()
 
 
 def total(parts):
