@@ -290,6 +290,8 @@ def solve(
     screen.show(solver_table(summary, chosen=summary.row(solver.value)))
     for name, reason in summary.left_out.items():
         screen.say(f"{name} is left out: {reason}")
+    for remark in summary.remarks(solver.value):
+        screen.say(remark)
     screen.say(summary.verdict)
     screen.say(summary.judgement(solver.value))
     screen.say(f"wrote {output}")
@@ -335,6 +337,13 @@ def train(
             "--find-unused-parameters", help="Parameters may get no gradient."
         ),
     ] = False,
+    second_moments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exact|micro-batches:N",
+            help="Of vgc and hybrid. [default: exact where they can be had]",
+        ),
+    ] = None,
     diagnostics: Annotated[
         Path | None,
         typer.Option(
@@ -436,6 +445,7 @@ def train(
                 elastic=elastic is not None,
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
+                micro_batches=_micro_batches(second_moments),
                 density_warmup=_warmup(training.density_warmup),
                 watcher=watch,
                 on_engine=on_engine,
@@ -936,6 +946,12 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
+
+
+def _micro_batches(second_moments: str | None) -> int | None:
+    from comm_plan.runtime.second_moments.choice import parse
+
+    return None if second_moments is None else parse(second_moments)
 
 
 def _warmup(text: str | None) -> tuple[float, ...] | int:

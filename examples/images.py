@@ -11,6 +11,8 @@ What comes between them is as in ``gpt.py``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import comm_plan
 
-CLASSES, SIZE, BATCH = 4, 12, 16
+CLASSES, SIZE, BATCH, MICRO_BATCHES = 4, 12, 16, 2
 
 
 class Residual(nn.Module):
@@ -61,7 +63,11 @@ def stripes(
     return (images + 0.5 * noise)[:, None], labels
 
 
-def train(model: nn.Module, steps: int) -> list[float]:
+def train(
+    model: nn.Module,
+    steps: int,
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[float]:
     """Train and return the loss of each step."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     order = torch.Generator().manual_seed(rank)
@@ -70,11 +76,16 @@ def train(model: nn.Module, steps: int) -> list[float]:
     losses = []
     for _ in range(steps):
         images, labels = stripes(BATCH, order)
+        parts = (each.chunk(MICRO_BATCHES) for each in (images, labels))
         optimizer.zero_grad()
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
+        total = 0.0
+        for number, (inputs, targets) in enumerate(zip(*parts, strict=True), start=1):
+            with nullcontext() if number == MICRO_BATCHES else no_sync():
+                loss = cross_entropy(model(inputs), targets) / MICRO_BATCHES
+                loss.backward()
+                total += loss.item()
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
     return losses
 
 
@@ -97,10 +108,11 @@ def main(how: str) -> None:
         return
     dist.init_process_group("gloo")
     if how == "ddp":
-        train(DistributedDataParallel(model), 100)
+        wrapped = DistributedDataParallel(model)
+        train(wrapped, 100, wrapped.no_sync)
     else:
-        comm_plan.parallelize(model, how)
-        train(model, 100)
+        engine = comm_plan.parallelize(model, how)
+        train(model, 100, engine.no_sync)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy(model):.1%}")
     dist.destroy_process_group()

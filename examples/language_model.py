@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import comm_plan
 
 WIDTH, LAYERS = 48, 2
-BATCH, LENGTH = 8, 10
+BATCH, LENGTH, MICRO_BATCHES = 8, 10, 2
 WORDS = re.findall(r"\w+|[^\w\s]", Path(__file__).read_text(encoding="utf-8"))
 VOCABULARY = sorted(set(WORDS))
 
@@ -47,24 +49,33 @@ class LanguageModel(nn.Module):
         return self.scores(outputs), state
 
 
-def train(model: nn.Module, steps: int) -> list[float]:
+def train(
+    model: nn.Module,
+    steps: int,
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[float]:
     """Train and return the loss of each step."""
     text = torch.tensor([VOCABULARY.index(word) for word in WORDS])
     rank = dist.get_rank() if dist.is_initialized() else 0
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     begins = torch.arange(BATCH)[:, None] * (len(text) // BATCH) + 7 * rank
-    state, losses = None, []
+    states: list[State | None] = [None] * MICRO_BATCHES
+    losses = []
     for step in range(steps):
         places = begins + LENGTH * step + torch.arange(LENGTH + 1)
-        batch = text[places % len(text)]
+        parts = text[places % len(text)].chunk(MICRO_BATCHES)
         optimizer.zero_grad()
-        scores, state = model(batch[:, :-1], state)
-        loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()
+        total = 0.0
+        for number, part in enumerate(parts):
+            with nullcontext() if number + 1 == MICRO_BATCHES else no_sync():
+                scores, state = model(part[:, :-1], states[number])
+                loss = cross_entropy(scores.flatten(0, 1), part[:, 1:].flatten())
+                (loss / MICRO_BATCHES).backward()
+            states[number] = (state[0].detach(), state[1].detach())
+            total += loss.item() / MICRO_BATCHES
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        state = tuple(part.detach() for part in state)
-        losses.append(loss.item())
+        losses.append(total)
     return losses
 
 
@@ -78,10 +89,11 @@ def main(how: str) -> None:
         return
     dist.init_process_group("gloo")
     if how == "ddp":
-        losses = train(DistributedDataParallel(model), 100)
+        wrapped = DistributedDataParallel(model)
+        losses = train(wrapped, 100, wrapped.no_sync)
     else:
-        comm_plan.parallelize(model, how)
-        losses = train(model, 100)
+        engine = comm_plan.parallelize(model, how)
+        losses = train(model, 100, engine.no_sync)
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.3f}, after {len(losses)} steps {losses[-1]:.3f}")
     dist.destroy_process_group()

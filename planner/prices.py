@@ -146,12 +146,21 @@ class Prices:
         """Return ``spec`` by ``collective`` (None: its default), priced.
 
         Raises:
-            InputError: the profile or the network lacks a cost that it needs.
+            InputError: the profile or the network lacks a cost that it needs, or the
+                model has no second moments.
         """
         collective = collective or spec.default_collective()
         problem = spec.too_many_ranks(collective, self.world_size)
         if problem is not None:
             raise InputError(problem)
+        moments = self.profile.second_moments
+        if spec.needs_second_moments and moments is not None and not moments.fit:
+            raise InputError(
+                f"{spec.kind} needs second moments, which {self.profile.model.name} "
+                f"has not: {moments.objection}, and a batch of "
+                f"{self.profile.batch_size} is not cut into micro-batches: use another "
+                "compressor or batch size"
+            )
         messages = COLLECTIVES[collective].messages(self.world_size)
         compress, codec = self._device_seconds(spec, messages)
         return Option(

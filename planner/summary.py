@@ -137,6 +137,23 @@ class Summary:
             text += f"; {fastest.label} takes {less} less than it"
         return text
 
+    def remarks(self, solver: str) -> list[str]:
+        """Return what training by the plan that was asked for will do besides."""
+        moments = self.problem.prices.profile.second_moments
+        options = self.row(solver).solution.options
+        wanting = {
+            option.compressor.kind
+            for option in options
+            if option.compressor.needs_second_moments
+        }
+        if not wanting or moments is None or moments.objection is None:
+            return []
+        return [
+            f"{' and '.join(sorted(wanting))} will take second moments from "
+            f"{moments.micro_batches} micro-batches, which the times leave out: "
+            f"{moments.objection}"
+        ]
+
     def row(self, solver: str) -> Prediction:
         """Return the row of a solver that was asked for.
 

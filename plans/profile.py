@@ -160,13 +160,31 @@ class Contention(Value):
     codec: Rates = Rates()
 
 
+class SecondMoments(Value):
+    """How the per-sample second moments can be had that VGC and hybrid need.
+
+    ``objection``: why there are no exact ones; None: there are.
+    ``micro_batches``: into how many a batch can be cut to estimate them; None: into
+    none.
+    """
+
+    objection: str | None = None
+    micro_batches: Annotated[int, Field(ge=2)] | None = None
+
+    @property
+    def fit(self) -> bool:
+        """Whether they can be had at all."""
+        return self.objection is None or self.micro_batches is not None
+
+
 class Profile(Document):
     """Times and sizes of a model's gradients, in the order in which they get ready.
 
     ``waiting_s`` is what an iteration takes beyond its parts because the ranks wait for
     each other. ``handoff_s`` passes before the communication thread, if it has nothing
     to do, takes a bucket that is ready. Without ``contention`` computation and
-    communication are taken not to slow each other.
+    communication are taken not to slow each other. Without ``second_moments`` it is not
+    known how they can be had.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/profile"
@@ -188,6 +206,7 @@ class Profile(Document):
     forward_spread: Spread | None = None
     backward_spread: Spread | None = None
     contention: Contention | None = None
+    second_moments: SecondMoments | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

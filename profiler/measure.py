@@ -27,6 +27,7 @@ from comm_plan.profiler.timings import (
     Trial,
 )
 from comm_plan.profiler.waiting import Rendezvous
+from comm_plan.runtime.second_moments.choice import common
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
@@ -97,7 +98,11 @@ def measure(
             meeting_s=rendezvous.alone_s(),
         )
     alone = Trial(workload, target, ranks.rank, ranks.world_size)
-    return profile.model_copy(update={"contention": contention(alone, ranks, numel)})
+    found = {
+        "contention": contention(alone, ranks, numel),
+        "second_moments": common(ranks.gather_objects(alone.second_moments())),
+    }
+    return profile.model_copy(update=found)
 
 
 def _how_many(of_ranks: Sequence[Timings]) -> int:

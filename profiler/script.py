@@ -22,7 +22,7 @@ that there is ``comm-plan profile``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,7 @@ from comm_plan.errors import InputError
 from comm_plan.plans import Profile, check_writable
 from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.assembly import assemble, check_parameters
 from comm_plan.profiler.handoff import handing_over, median_s
 from comm_plan.profiler.ranks import check_same_model
@@ -55,6 +56,8 @@ from comm_plan.profiler.timings import (
 from comm_plan.profiler.whole import with_costs
 from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.runtime.second_moments.choice import common, parts_of
+from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
@@ -123,6 +126,8 @@ class profile:
 
     def __enter__(self) -> Self:
         """Hook the model and all optimizers."""
+        self._survey = Survey(self._model)
+        self._steps.after_first = self._survey.close
         self._hooks = self._steps.attach(self._model)
         return self
 
@@ -134,6 +139,7 @@ class profile:
     ) -> None:
         """Take the hooks off; unless the block failed, make the profile."""
         self._hooks.close()
+        self._survey.close()
         if error is not None:
             return
         own = self._steps.timings()
@@ -147,11 +153,19 @@ class profile:
             [_last(each, shortest) for each in of_ranks],
             lag_s=lag_s,
         )
+        found = {"second_moments": self._second_moments(profile.batch_size)}
+        profile = profile.model_copy(update=found)
         self.profile = with_costs(
             profile, self._compressors, self._ranks, str(self._device)
         )
         if self._output is not None and self._ranks.rank == 0:
             self.profile.save(self._output)
+
+    def _second_moments(self, batch_size: int) -> SecondMoments:
+        own = SecondMoments(
+            objection=self._survey.objection, micro_batches=parts_of(batch_size)
+        )
+        return common(self._ranks.gather_objects(own))
 
 
 class _Steps:
@@ -161,6 +175,7 @@ class _Steps:
         self, parameters: Mapping[str, nn.Parameter], device: torch.device
     ) -> None:
         self.samples = 0
+        self.after_first: Callable[[], None] = lambda: None
         self._of_lags_s: list[list[float]] = []
         self._samples = 0
         self._parameters = parameters
@@ -282,6 +297,8 @@ class _Steps:
         self.samples, self._samples = self._samples, 0
         self._begun = self._ended = False
         self._number += 1
+        if self._number == 1:
+            self.after_first()
         if self._is_handing_over:
             self._of_lags_s.append(self._thread.enter_context(handing_over(self._own)))
 

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from comm_plan.plans.parameters import trainable
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
+from comm_plan.runtime.second_moments.choice import survey
 from comm_plan.workloads.base import endless
 
 SecondsArray = npt.NDArray[np.float64]
@@ -141,6 +143,12 @@ class Trial:
     def iterate(self) -> None:
         """Run one iteration, untimed."""
         self._iterate(stopwatch(self._device, FIRST_TENSOR))
+
+    def second_moments(self) -> SecondMoments:
+        """Return how second moments can be had, found out in one more iteration."""
+        found = survey(self._model, self._loss, next(self._batches))
+        self._optimizer.zero_grad()
+        return found
 
     def _hook(self, watch: Stopwatch, fired: list[int], hooks: ExitStack) -> None:
         for index, parameter in enumerate(self.parameters.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -27,10 +28,13 @@ from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
 from comm_plan.runtime.record import Recorder
+from comm_plan.runtime.second_moments.choice import estimator, micro_batches
 from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
 from comm_plan.transports.progress import Progress
 from comm_plan.workloads.base import Workload
+
+logger = logging.getLogger("comm_plan")
 
 GTOPK_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the first epochs (gTop-k paper, section IV-B)."""
@@ -95,6 +99,8 @@ class Options:
         elastic: the same if there is one, even if files of ranks were lost.
         on_nonfinite: see :class:`Engine`.
         find_unused_parameters: see :class:`Engine`.
+        micro_batches: cut each batch into so many for the second moments that VGC
+            needs; 1: take exact ones; None: those where they can be had.
         learning_rate: how it changes over the run.
         density_warmup: densities of the first epochs for sparse methods; or over how
             many epochs they fall to the plan's.
@@ -112,6 +118,7 @@ class Options:
     elastic: bool = False
     on_nonfinite: OnNonFinite = "stop"
     find_unused_parameters: bool = False
+    micro_batches: int | None = None
     learning_rate: LearningRate = UNCHANGED
     density_warmup: Sequence[float] | int = ()
     watcher: Watcher = watch_nothing
@@ -165,6 +172,14 @@ def running(
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())
+    parts = micro_batches(
+        workload,
+        plan,
+        transport,
+        options.micro_batches,
+        options.seed,
+        tell=logger.warning,
+    )
     engine = Engine(
         model,
         plan,
@@ -174,9 +189,10 @@ def running(
         find_unused_parameters=options.find_unused_parameters,
         gradient_as_bucket_view=True,  # no loop here keeps a gradient
         optimizer=optimizer,
+        second_moments=estimator(model, parts),
     )
     with closing(engine), options.on_engine(engine):
-        yield Run(workload, transport, options, model, optimizer, engine)
+        yield Run(workload, transport, options, model, optimizer, engine, parts)
 
 
 class Run:
@@ -190,6 +206,7 @@ class Run:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
+        parts: int = 1,
     ) -> None:
         self.workload = workload
         self.transport = transport
@@ -198,6 +215,7 @@ class Run:
         self.optimizer = optimizer
         self.engine = engine
         self.base_rates = [group["lr"] for group in optimizer.param_groups]
+        self.parts = parts
         self.position = Position()
         self.epoch_random = randomness.states()
         self.checkpoints = (
@@ -287,7 +305,14 @@ class Run:
     def _step(self, batch: Any) -> tuple[float, float]:
         if self.options.learning_rate != UNCHANGED:
             self._set_learning_rate()
-        result = iterate(self.workload, self.model, self.optimizer, batch)
+        result = iterate(
+            self.workload,
+            self.model,
+            self.optimizer,
+            batch,
+            micro_batches=self.parts,
+            no_sync=self.engine.no_sync,
+        )
         done = self.position
         self.position = replace(done, step=done.step + 1, batch=done.batch + 1)
         return result

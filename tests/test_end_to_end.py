@@ -37,6 +37,7 @@ def run(folder, *arguments):
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return " ".join(done.stderr.split())
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,36 @@ def test_digits_reach_97_percent_under_an_optimal_plan(planned):
     assert record.evaluations[-1].value >= 0.97
     plan = Plan.load(planned / "plan.json")
     assert record.predicted_iteration_s == plan.predicted.iteration_s
+
+
+NORMED = """
+import torch
+from torch import nn
+
+def make():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    data = [(torch.randn(12, 6), torch.randint(3, (12,))) for _ in range(4)]
+    return model, data, nn.CrossEntropyLoss()
+"""
+
+
+def test_batch_norm_is_profiled_planned_and_trained_under_vgc(tmp_path):
+    (tmp_path / "own.py").write_text(NORMED)
+    network(2, allreduce=fit((0, 1e-4, 1e-8)), allgather=fit((0, 1e-4, 1e-8))).save(
+        tmp_path / "network.json"
+    )
+    run(tmp_path, "profile", "own.py:make", "--compressors", "vgc",
+        "--iterations", 20)  # fmt: skip
+    said = run(tmp_path, "solve", "profile.json", "network.json", "--compressor", "vgc")
+    assert "4 micro-batches" in said
+    train = "train", "own.py:make", "--plan", "plan.json", "--local-ranks", 2
+    said = run(tmp_path, *train, "--steps", 3)
+    assert "second moments from 4 micro-batches: layer 1 (batch norm" in said
+    run(tmp_path, *train, "--steps", 3, "--second-moments", "micro-batches:4",
+        "-o", "again.json")  # fmt: skip
+    chosen, asked = (RunRecord.load(tmp_path / f"{n}.json") for n in ("run", "again"))
+    assert chosen.parameters_sha256 == asked.parameters_sha256
+    assert chosen.steps == 3
 
 
 UNSUPPORTED = supported()

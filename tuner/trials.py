@@ -22,6 +22,7 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.second_moments.choice import estimator, micro_batches
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
@@ -92,6 +93,7 @@ class Trials:
         ranks, model = self._transport, self._model
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
         optimizer = self._workload.optimizer(model.parameters())
+        parts = micro_batches(self._workload, plan, ranks, seed=chosen)
         with (
             self._restored(),
             closing(
@@ -103,11 +105,20 @@ class Trials:
                     on_nonfinite="skip",
                     gradient_as_bucket_view=True,
                     optimizer=optimizer,
+                    second_moments=estimator(model, parts),
                 )
             ) as engine,
         ):
             for batch in itertools.islice(batches, warm_up + iterations):
-                rows.append(iterate(self._workload, model, optimizer, batch))
+                step = iterate(
+                    self._workload,
+                    model,
+                    optimizer,
+                    batch,
+                    micro_batches=parts,
+                    no_sync=engine.no_sync,
+                )
+                rows.append(step)
                 moments = engine.last_moments
                 if moments is not None and (times := moments.seconds()) is not None:
                     reached.append(times)

@@ -16,7 +16,7 @@ is ``autograd.grad``'s, which leaves ``.grad`` alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -29,6 +29,23 @@ from comm_plan.errors import MismatchError
 from comm_plan.runtime.second_moments import vectorised
 from comm_plan.runtime.second_moments.batch import batch_size
 from comm_plan.runtime.second_moments.closed_forms import closed_forms
+
+
+class NoExactSecondMoments(MismatchError):
+    """A model has no exact second moments; ``reason`` says of what and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"{reason}, so there are no exact second moments: use micro-batches "
+            "(train --second-moments micro-batches:4, MicroBatchSecondMoments), or "
+            "another compressor"
+        )
+        self.reason = reason
+
+
+def stop(error: Exception) -> None:
+    """Raise ``error``."""
+    raise error
 
 
 @dataclass(frozen=True)
@@ -47,17 +64,22 @@ class ExactSecondMoments:
         model: called as a whole, with the batch in the first dimension of its inputs;
             the loss is the mean over the batch.
         parameters: whose moments are wanted; None: all that are trained.
+        on_error: what to do with an error in forward or backward.
 
     Raises:
-        MismatchError: samples are not independent in the model (batch normalisation,
-            shared parameters); later, in forward or backward: a layer's samples cannot
-            be told apart. The message names the layer.
+        NoExactSecondMoments: samples are not independent in the model (batch
+            normalisation, shared parameters); later, in forward or backward: a layer's
+            samples cannot be told apart. The message names the layer.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter] | None = None,
+        on_error: Callable[[Exception], None] = stop,
     ) -> None:
         """Attach the hooks."""
+        self._on_error = on_error
         self._names = {p: name for name, p in model.named_parameters()}
         trained = (p for p in self._names if p.requires_grad)
         wanted = set(trained if parameters is None else parameters)
@@ -73,11 +95,11 @@ class ExactSecondMoments:
         self._batch_size: int | None = None
         self._replaying = False
         before_forward = model.register_forward_pre_hook(
-            self._on_batch, with_kwargs=True
+            partial(self._call, self._on_batch), with_kwargs=True
         )
         self._handles = [before_forward]
         for layer in _layers(model, wanted):
-            hook = partial(self._on_forward, layer)
+            hook = partial(self._call, self._on_forward, layer)
             self._handles.append(layer.module.register_forward_hook(hook))
         for parameter in wanted:
             handle = parameter.register_post_accumulate_grad_hook(self._seen.discard)
@@ -93,7 +115,7 @@ class ExactSecondMoments:
             ``sum_z (g_z / |B|)^2``, shaped like ``parameter``.
 
         Raises:
-            MismatchError: the parameter's layer did not run as a module.
+            NoExactSecondMoments: the parameter's layer did not run as a module.
         """
         if parameter not in self._sums:
             _refuse(
@@ -107,6 +129,12 @@ class ExactSecondMoments:
         for handle in self._handles:
             handle.remove()
         self._sums.clear()
+
+    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
+        try:
+            hook(*arguments)
+        except Exception as error:
+            self._on_error(error)
 
     def _on_batch(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -133,7 +161,8 @@ class ExactSecondMoments:
                 )
         if output.requires_grad:
             kept = tuple(x.detach() for x in inputs)
-            output.register_hook(partial(self._on_output_gradient, layer, kept))
+            on_gradient = partial(self._on_output_gradient, layer, kept)
+            output.register_hook(partial(self._call, on_gradient))
 
     @torch.no_grad()
     def _on_output_gradient(
@@ -154,7 +183,7 @@ class ExactSecondMoments:
         g = g.to(dtype)
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
         forms = closed_forms(layer.module)
-        if forms is not None:
+        if forms is not None and forms.keys() >= layer.parameters.keys():
             return {
                 name: forms[name](layer.module, inputs[0], g)
                 for name in layer.parameters
@@ -201,7 +230,4 @@ def _title(layer: _Layer) -> str:
 
 
 def _refuse(who: str, why: str) -> NoReturn:
-    raise MismatchError(
-        f"{who} {why}, so there are no exact second moments: use "
-        "MicroBatchSecondMoments, or another compressor"
-    )
+    raise NoExactSecondMoments(f"{who} {why}")

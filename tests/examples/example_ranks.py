@@ -37,6 +37,7 @@ def models_of(name, example):
 def trained(name, example, plans):
     """Return losses and parameters after training by ``plans``; None: by DDP."""
     models = models_of(name, example)
+    parts = example.get("MICRO_BATCHES")
     engines = []
     if plans is None:
         models = [DistributedDataParallel(model) for model in models]
@@ -44,12 +45,12 @@ def trained(name, example, plans):
     else:
         for model, plan in zip(models, plans, strict=True):
             moments = None
-            if name == "gpt" and plan.stem == "vgc":
-                moments = MicroBatchSecondMoments(model, example["MICRO_BATCHES"])
+            if parts is not None and plan.stem == "vgc":
+                moments = MicroBatchSecondMoments(model, parts)
             engine = comm_plan.parallelize(model, str(plan), second_moments=moments)
             engines.append(engine)
         no_sync = engines[0].no_sync
-    accumulates = [no_sync] if name == "gpt" else []
+    accumulates = [] if parts is None else [no_sync]
     losses = example["train"](*models, STEPS.get(name, 40), *accumulates)
     for engine in engines:
         engine.close()

@@ -27,9 +27,6 @@ PROFILES = {
 }
 """What each example that is a loop of its own writes when it profiles."""
 
-WITHOUT_VGC = ("language_model", "images")
-"""Their layers mix samples or steps, and their loops have no micro-batches."""
-
 
 def run(*words, **options):
     done = subprocess.run(
@@ -119,7 +116,7 @@ def test_examples_train_by_every_method_from_their_own_profile(name, tmp_path):
     profiles = [Profile.load(tmp_path / f"{each}.json") for each in PROFILES[name]]
     plans = tmp_path / "plans"
     plans.mkdir()
-    methods = [m for m in SOLVERS + FORCED if m != "vgc" or name not in WITHOUT_VGC]
+    methods = SOLVERS + FORCED
     write_plans(profiles, methods, plans)
     run(*TORCHRUN, RANKS, name, plans)
     report = json.loads((plans / "report").read_text())

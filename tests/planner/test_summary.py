@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings, make_problem, summarise
+from comm_plan.plans.profile import SecondMoments
 
 
 def _profile(build, compression=None, tensors=40):
@@ -93,3 +95,25 @@ def test_a_plan_that_wins_is_told_so(build):
 def test_ddp_s_own_buckets_are_named_as_such(build):
     summary = compared(_profile(build), _network(build, 0.0, 1e-7))
     assert summary.judgement("threshold").startswith("this plan: DDP's buckets")
+
+
+def vgc(build, moments):
+    free = build.compression(vgc=(0.0, 0.0))
+    profile = _profile(build, free).model_copy(update={"second_moments": moments})
+    settings = Settings(compressor="vgc")
+    return make_problem(profile, _network(build, 1e-4, 1e-7), settings)
+
+
+def test_second_moments_that_are_not_exact_are_named(build):
+    estimated = SecondMoments(objection="layer a mixes samples", micro_batches=4)
+    (remark,) = summarise(vgc(build, estimated), ["optimal"]).remarks("optimal")
+    assert remark.startswith("vgc will take second moments from 4 micro-batches")
+    for moments in (None, SecondMoments(micro_batches=4)):
+        assert not summarise(vgc(build, moments), ["optimal"]).remarks("optimal")
+    summary = compared(_profile(build), _network(build, 1e-4, 1e-9))
+    assert not summary.remarks("optimal")
+
+
+def test_a_model_without_second_moments_is_not_planned_under_vgc(build):
+    with pytest.raises(InputError, match="layer a mixes samples, and a batch of"):
+        vgc(build, SecondMoments(objection="layer a mixes samples"))

@@ -10,6 +10,7 @@ from torch import nn
 
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import Profile
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler import measure
 from comm_plan.profiler.assembly import bound_by, in_ready_order
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
@@ -209,3 +210,15 @@ def test_what_iterations_take_beyond_their_parts_is_waiting():
     each = timings([(0,), (0,)], [[1.0], [1.0]], backward_s=0.5)
     assert waiting_s(each, meeting_s=0.25) == pytest.approx(3.0 - 2.5 - 0.25)
     assert waiting_s(each, meeting_s=9.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layer", "objection"),
+    [
+        (nn.Identity(), None),
+        (nn.BatchNorm1d(4), "layer 1 (batch normalisation) mixes samples"),
+    ],
+)
+def test_a_profile_says_how_second_moments_can_be_had(layer, objection):
+    found = measure(Toy(nn.Sequential(nn.Linear(4, 4), layer)), iterations=20)
+    assert found.second_moments == SecondMoments(objection=objection)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import comm_plan
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import Profile
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
@@ -169,3 +170,27 @@ def test_a_plan_can_be_made_of_it_and_be_trained_by(tmp_path):
     with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
         steps(model, 2)
         assert engine.step == 2
+
+
+def test_the_first_step_shows_how_second_moments_can_be_had():
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 20)
+    assert watched.profile.second_moments == SecondMoments(micro_batches=3)
+    with comm_plan.profile(Twice(model), compressors=()) as watched:
+        steps(watched._model, 20)
+    found = watched.profile.second_moments
+    assert found.objection == (
+        "layer slow.layers.2 (Linear) is used more than once in a backward pass"
+    )
+
+
+class Twice(nn.Module):
+    """Calls its layers twice."""
+
+    def __init__(self, slow):
+        super().__init__()
+        self.slow = slow
+
+    def forward(self, *, x):
+        return self.slow(x=self.slow(x=x)["outputs"])

@@ -1,5 +1,7 @@
 """Claims about per-sample second moments, against a loop over samples."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,12 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import linear, one_hot
 
-from comm_plan.errors import MismatchError
+from comm_plan.errors import InputError, MismatchError
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.runtime.second_moments import (
     ExactSecondMoments,
     MicroBatchSecondMoments,
     closed_forms,
 )
+from comm_plan.runtime.second_moments.batch import cut
+from comm_plan.runtime.second_moments.choice import common, parse, survey
+from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.workloads.char_lm import CharGpt
 
 quick = settings(max_examples=15)
@@ -186,6 +192,17 @@ def test_layers_without_closed_form_are_vectorised(batch, width, seed):
         nn.ConvTranspose1d(2, 3, 2),
     )
     check(model, torch.randn(batch, width))
+
+
+def test_a_known_layer_with_a_parameter_of_its_own_is_vectorised():
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(3, 3).double(), torch.randn(4, 3).double()
+    expected = loop_over_samples(layer, inputs)
+    layer.spare = nn.Parameter(torch.rand(3))
+    moments = ExactSecondMoments(layer)
+    mean_loss(layer, inputs).backward()
+    torch.testing.assert_close(moments.of(layer.weight), expected[0])
+    assert not moments.of(layer.spare).any()  # which nothing uses
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
@@ -380,6 +397,90 @@ def test_layers_that_exact_refuses_have_an_estimate():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     for estimate in micro_batches(model, torch.randn(8, 3), 2):
         assert (estimate >= 0).all() and estimate.isfinite().all()
+
+
+@given(m=st.sampled_from([2, 3, 6]), seed=seeds)
+@quick
+def test_with_batch_norm_the_estimate_is_that_of_its_micro_batches(m, seed):
+    """A * sum_j (G_j - mean)^2 + r^2 / B, each G_j by a backward of its own."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    inputs = torch.randn(12, 3).double()
+    losses = [mean_loss(model, part) / m for part in inputs.chunk(m)]
+    parameters = list(model.parameters())
+    by_part = [torch.autograd.grad(loss, parameters) for loss in losses]
+    estimates = micro_batches(model, inputs, m)
+    for estimate, own in zip(estimates, zip(*by_part, strict=True), strict=True):
+        gradients = torch.stack(own)
+        spread = (gradients - gradients.mean(0)).square().sum(0)
+        expected = spread * (1 - 1 / 12) / (1 - 1 / m)
+        expected += gradients.sum(0).square() / 12
+        torch.testing.assert_close(estimate, expected)
+
+
+@given(parts=sizes, size=sizes)
+@quick
+def test_micro_batches_are_the_batch_in_order(parts, size):
+    samples = parts * size
+    tokens = torch.arange(2 * samples).view(samples, 2)
+    batch = {"ids": tokens, "rest": [tokens[:, 0], (torch.tensor(3.0), "kept")]}
+    pieces = cut(batch, parts)
+    assert len(pieces) == parts
+    assert torch.equal(torch.cat([piece["ids"] for piece in pieces]), tokens)
+    assert torch.equal(torch.cat([p["rest"][0] for p in pieces]), tokens[:, 0])
+    assert all(piece["rest"][1] == (torch.tensor(3.0), "kept") for piece in pieces)
+
+
+def test_a_batch_that_cannot_be_cut_is_refused():
+    with pytest.raises(MismatchError, match="6 samples cannot be cut into 4"):
+        cut(torch.zeros(6, 2), 4)
+    with pytest.raises(MismatchError, match=r"4 samples holds .* \[3, 4\]"):
+        cut((torch.zeros(4, 2), torch.zeros(3, 4)), 2)
+
+
+@pytest.mark.parametrize("text", ["", "often", "micro-batches", "micro-batches:1"])
+def test_what_names_no_estimator_is_refused(text):
+    with pytest.raises(InputError, match="exact, or micro-batches:N"):
+        parse(text)
+
+
+def test_a_survey_finds_what_training_would():
+    """What construction, forward, backward and the end of it would refuse."""
+    x = torch.randn(4, 3)
+    normed = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    twice = Named(lambda m, x: m.fc(m.fc(x)))
+    lstm = Named(lambda m, x: m.lstm(x[:, None])[0])
+    past = Named(lambda m, x: linear(x, m.fc.weight))
+    for model, objection in (
+        (normed, "layer 1 (batch normalisation) mixes samples"),
+        (twice, "layer fc (Linear) is used more than once in a backward pass"),
+        (lstm, "layer lstm (LSTM) takes or returns more than positional tensors"),
+        (past, "parameter fc.weight is not used through its own layer's forward"),
+        (nn.Linear(3, 2), None),
+    ):
+        plain = copy.deepcopy(model)
+        found = survey(model, mean_loss, x)
+        assert found.objection == objection
+        assert found.micro_batches == 2
+        mean_loss(plain, x).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            assert ours.grad is None or torch.equal(ours.grad, theirs.grad)
+        mean_loss(model, x).backward()  # nobody watches any more
+
+
+def test_a_survey_leaves_a_compiled_model_alone():
+    model = nn.Linear(3, 2)
+    model.compile(backend="eager")
+    survey = Survey(model)
+    assert survey.objection == "the model is compiled"
+    assert not model._forward_hooks
+
+
+def test_ranks_take_what_all_of_them_can_have():
+    exact, cannot = SecondMoments(micro_batches=4), SecondMoments(objection="a layer")
+    assert common([exact, exact]) == exact
+    assert common([exact, cannot]) == cannot
 
 
 def test_a_missing_micro_batch_is_named():

@@ -1,19 +1,30 @@
 """What a run does, and that its record says so."""
 
+import itertools
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from comm_plan.errors import NonFiniteError
+from comm_plan.errors import InputError, MismatchError, NonFiniteError
 from comm_plan.plans import Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.record import WARMUP_STEPS, parameters_sha256
-from comm_plan.runtime.trainer import GTOPK_WARMUP, Options, train, warmup_densities
+from comm_plan.runtime.second_moments import MicroBatchSecondMoments
+from comm_plan.runtime.trainer import (
+    GTOPK_WARMUP,
+    Options,
+    running,
+    train,
+    warmup_densities,
+)
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
     METHODS,
@@ -276,6 +287,64 @@ def test_a_step_with_nan_stops_the_run_and_names_the_rank():
 
     for message in run_ranks(2, rank):
         assert message.startswith("step 2: rank 1 had inf or NaN gradients")
+
+
+def normed():
+    """A workload with batch norm, which has no exact second moments."""
+    model = net(nn.BatchNorm1d(16))
+    return workload(model, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@pytest.mark.parametrize(("asked", "parts"), [(None, 2), (2, 2)])
+def test_vgc_of_batch_norm_is_a_loop_over_micro_batches(asked, parts, caplog):
+    def by_the_trainer(transport):
+        training = normed()
+        plan = plan_for(training.model, 2, *METHODS["vgc"])
+        train(training, plan, transport, Options(steps=3, micro_batches=asked))
+        return training.model
+
+    def by_hand(transport):
+        training = normed()
+        model = training.model
+        optimizer = training.optimizer(model.parameters())
+        moments = MicroBatchSecondMoments(model, parts)
+        plan = plan_for(model, 2, *METHODS["vgc"])
+        engine = Engine(model, plan, transport, second_moments=moments)
+        batches = training.batches(transport.rank, 2, 0, 0)
+        for inputs, labels in itertools.islice(batches, 3):
+            optimizer.zero_grad()
+            pairs = zip(inputs.chunk(parts), labels.chunk(parts), strict=True)
+            for number, batch in enumerate(pairs, start=1):
+                with nullcontext() if number == parts else engine.no_sync():
+                    (cross_entropy(model, batch) / parts).backward()
+            optimizer.step()
+        engine.close()
+        return model
+
+    theirs = run_ranks(2, by_hand)
+    for ours in run_ranks(2, by_the_trainer):
+        assert parameters_sha256(ours) == parameters_sha256(theirs[0])
+    said = "second moments from 2 micro-batches: layer 1 (batch normalisation) mixes"
+    assert [said in record.message for record in caplog.records] == [True] * (not asked)
+
+
+def test_exact_second_moments_are_taken_where_they_can_be_had(caplog):
+    training = workload(world_size=1)
+    plan = plan_for(training.model, 1, *METHODS["vgc"])
+    with running(training, plan, LocalTransport(), Options()) as begun:
+        assert begun.parts == 1
+    assert not caplog.records
+
+
+def test_what_cannot_be_had_is_refused_before_the_first_step():
+    training = normed()
+    plan = plan_for(training.model, 1, *METHODS["vgc"])
+    exact = Options(micro_batches=1)
+    with pytest.raises(MismatchError, match=r"layer 1 .*--second-moments micro"):
+        train(training, plan, LocalTransport(), exact)
+    dense = plan_for(training.model, 1)
+    with pytest.raises(InputError, match="leave --second-moments out"):
+        train(training, dense, LocalTransport(), exact)
 
 
 OWN = """
