@@ -18,7 +18,11 @@ def compressor_class(kind: str) -> type[Compressor]:
     Raises:
         InputError: there is no such compressor.
     """
-    module, name = spec_class(kind).implementation.split(":")
+    return _implementation(spec_class(kind))
+
+
+def _implementation(spec: type[Spec]) -> type[Compressor]:
+    module, name = spec.implementation.split(":")
     loaded = import_module(f"comm_plan.compressors.{module}")
     return cast("type[Compressor]", getattr(loaded, name))
 
@@ -34,4 +38,4 @@ def build(
         slots: the bucket's tensors, in order.
         context: the run.
     """
-    return compressor_class(spec.kind)(spec, collective, slots, context)
+    return _implementation(type(spec))(spec, collective, slots, context)

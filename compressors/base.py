@@ -122,6 +122,10 @@ class Compressor(ABC, Generic[SpecT]):
         self.step = 0
         self.density_floor = 0.0
 
+    takes_rows = False
+    """Whether :meth:`add` also takes sparse gradients, and :meth:`sparse_mean` gives
+    their means."""
+
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Gradient dtypes that the compressor takes."""
@@ -199,6 +203,10 @@ class Compressor(ABC, Generic[SpecT]):
     @abstractmethod
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
+
+    def sparse_mean(self, index: int) -> torch.Tensor:
+        """Return the mean of tensor ``index``, sparse, if it takes rows."""
+        raise NotImplementedError
 
     def undo(self) -> None:
         """Take back what :meth:`encode` sent: the step is skipped on all ranks."""

@@ -57,7 +57,7 @@ def _forced(plan: Plan, settings: Settings) -> Settings:
     """Return ``settings`` with the compressor of ``plan``'s buckets, if any."""
     bucket = max(plan.buckets, key=lambda bucket: bucket.compressor.ratio)
     spec = bucket.compressor.unfitted()
-    if spec.kind == "dense":
+    if spec.lossless:
         return settings
     names = (
         name

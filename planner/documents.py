@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner.collective_cost import best_bus_bandwidth
-from comm_plan.planner.prices import Prices
+from comm_plan.planner.prices import Prices, rows_nbytes
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
 from comm_plan.planner.uncertainty import expected_error_s
-from comm_plan.plans.compression import method
+from comm_plan.plans.compression import Spec, method
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
-from comm_plan.plans.profile import Profile
+from comm_plan.plans.profile import Profile, TensorTiming
 from comm_plan.plans.timing import BucketTiming, Timing
 
 
@@ -49,8 +50,8 @@ def make_problem(
     problem = Problem(
         compute=Compute.of(profile),
         numel=np.array([tensor.numel for tensor in tensors]),
-        nbytes=np.array([tensor.nbytes for tensor in tensors]),
-        dtypes=tuple(tensor.dtype for tensor in tensors),
+        nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
+        dtypes=tuple(_dtype(tensor) for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),
         world_size=ranks,
         assigned=(prices.dense,) * len(tensors),
@@ -96,11 +97,9 @@ def to_plan(
             backend=network.backend,
             buckets=tuple(
                 Bucket(
-                    tensors=tuple(names[start:stop]),
-                    compressor=option.spec(start, stop),
-                    collective=option.collective,
+                    tensors=tuple(names[start:stop]), compressor=spec, collective=how
                 )
-                for start, stop, option in solution.buckets()
+                for start, stop, spec, how in _sent(profile, solution)
             ),
             predicted=Predicted(
                 iteration_s=schedule.iteration_s,
@@ -115,6 +114,27 @@ def to_plan(
             emulated_link=network.emulated_link,
             momentum_correction=problem.settings.momentum_correction,
         )
+
+
+def _sent(profile: Profile, solution: Solution) -> Iterator[tuple[int, int, Spec, str]]:
+    """Yield start, stop, compressor and collective of each bucket."""
+    for start, stop, option in solution.buckets():
+        if profile.tensors[start].rows is None:
+            yield start, stop, option.spec(start, stop), option.collective
+        else:
+            yield start, stop, Rows(), Rows.default_collective()
+
+
+def _dtype(tensor: TensorTiming) -> str:
+    """Return what must be equal within a bucket; a sparse gradient has its own."""
+    return tensor.dtype if tensor.rows is None else f"rows of {tensor.name}"
+
+
+def _nbytes(tensor: TensorTiming, world_size: int) -> int:
+    """Return the bytes of a gradient, or whose all-reduce takes those of its rows."""
+    if tensor.rows is None:
+        return tensor.nbytes
+    return world_size * rows_nbytes(tensor) // 2
 
 
 def _timing(profile: Profile, schedule: Schedule) -> Timing:

@@ -84,7 +84,7 @@ def merge(
         before: [n + 1] the finish of every prefix with one bucket less, the first entry
             instead of ``free``; None: as many buckets as is best.
     """
-    if len(option.legs) > 1:
+    if len(option.legs) > 1 or option.gathers_rows(first):
         return by_search(
             ready_s,
             lambda starts, stop: option.channel_s(first + starts, first + stop),

@@ -72,6 +72,8 @@ def merge(
 def _line(run: Run) -> tuple[float, list[float]]:
     """Return the start-up and each tensor's seconds on the line through the cost."""
     option = run.option
+    if option.gathers_rows(run.start):
+        return float(option.rows_s[run.start]), [0.0]
     inside = slice(run.start, run.stop + 1)
     alpha_s = 0.0
     seconds = np.diff(option.codec_s[inside])

@@ -56,6 +56,8 @@ class Option:
         compress_s: [L + 1] prefix sums of the time on the compute stream.
         codec_s: [L + 1] prefix sums of the time to encode and to decode.
         allowed: [L] which tensors may go this way.
+        rows_s: [L] the seconds of gathering the rows of tensors whose gradients are
+            sparse, each of which is a bucket of its own; NaN for all others.
     """
 
     compressor: Spec
@@ -65,10 +67,17 @@ class Option:
     compress_s: FloatArray
     codec_s: FloatArray
     allowed: BoolArray
+    rows_s: FloatArray
 
     def communicate_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return the seconds of all collective calls for buckets ``start..stop``."""
-        return sum((leg.seconds(start, stop) for leg in self.legs), np.zeros(()))
+        legs = sum((leg.seconds(start, stop) for leg in self.legs), np.zeros(()))
+        rows_s = self.rows_s[start]
+        return np.where(np.isnan(rows_s), legs, rows_s)
+
+    def gathers_rows(self, tensor: int) -> bool:
+        """Return whether ``tensor`` has a sparse gradient, a bucket of its own."""
+        return not np.isnan(self.rows_s[tensor])
 
     @cached_property
     def startup_s(self) -> float:
@@ -84,9 +93,9 @@ class Option:
         self, start: IntArray, stop: IntArray | int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return how long buckets ``start..stop`` start up, travel and are decoded."""
-        startup = np.full(len(start), self.startup_s)
-        transfer = self.communicate_s(start, stop) - startup
-        return startup, transfer, self.codec_s[stop] - self.codec_s[start]
+        channel = self.communicate_s(start, stop)
+        startup = np.minimum(self.startup_s, channel)
+        return startup, channel - startup, self.codec_s[stop] - self.codec_s[start]
 
     def spec(self, start: int, stop: int) -> Spec:
         """Return the compressor of bucket ``start..stop`` for a plan."""

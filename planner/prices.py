@@ -7,10 +7,15 @@ is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compr
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
 communication thread and delay the messages behind. Every rank's message has to be
 decoded after an all-gather, one sum after an all-reduce or a gTop-k tree.
+
+A sparse gradient is a bucket of its own, whatever the option: its rows are gathered
+(:class:`~comm_plan.plans.compression.rows.Rows`). That takes what the bytes of the rows
+take that the profile saw; summing them costs nothing here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,6 +29,8 @@ from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
 from comm_plan.plans.compression import Dense, Spec
+from comm_plan.plans.compression.rows import ROW_INDEX_NBYTES
+from comm_plan.plans.compression.spec import LENGTH_NBYTES
 from comm_plan.plans.network import Network
 from comm_plan.plans.profile import CompressionCost, Profile, TensorTiming
 
@@ -84,6 +91,13 @@ class DeviceCost:
             return np.asarray(mixed, dtype=np.float64)
 
         return between(self.compress), between(self.codec)
+
+
+def rows_nbytes(tensor: TensorTiming) -> int:
+    """Return the bytes that one rank sends of a sparse gradient."""
+    assert tensor.rows is not None and tensor.shape
+    row_nbytes = tensor.nbytes // tensor.shape[0]
+    return tensor.rows * (ROW_INDEX_NBYTES + row_nbytes)
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:
@@ -171,6 +185,7 @@ class Prices:
             compress_s=prefix_sums(compress),
             codec_s=prefix_sums(codec),
             allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
+            rows_s=self._rows_s,
         )
 
     def fitted(self, spec: Spec, collective: str | None = None) -> Option:
@@ -178,9 +193,27 @@ class Prices:
         shapes = [tensor.shape for tensor in self.profile.tensors]
         return self.option(spec.fitted(shapes), collective)
 
+    @cached_property
+    def _rows_s(self) -> FloatArray:
+        """[L] seconds of gathering the rows of sparse gradients; NaN for dense ones.
+
+        Raises:
+            InputError: there are some, and the network says nothing about all-gather.
+        """
+        return np.array([self._gathering_s(t) for t in self.profile.tensors])
+
+    def _gathering_s(self, tensor: TensorTiming) -> float:
+        if tensor.rows is None:
+            return math.nan
+        curve, ranks = self.curve("allgather"), self.world_size
+        lengths, rows = ranks * LENGTH_NBYTES, ranks * rows_nbytes(tensor)
+        return float(curve(np.array(lengths)) + curve(np.array(rows)))
+
     def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:
         if spec.lossless:
             return True
+        if tensor.rows is not None:
+            return False
         if self.dense_layers is None:
             last = self.profile.tensors[0].layer
             kept = spec.keeps_last_layer and tensor.layer == last

@@ -121,8 +121,9 @@ class Problem:
     Attributes:
         compute: when gradients are ready.
         numel: [L] elements of each gradient.
-        nbytes: [L] bytes of each gradient.
-        dtypes: [L] their dtypes; a bucket has one.
+        nbytes: [L] bytes of each gradient; of a sparse one those of an all-reduce that
+            moves as much.
+        dtypes: [L] their dtypes; a bucket has one, and a sparse gradient its own.
         layers: [L] the layer that each tensor belongs to.
         world_size: P.
         assigned: [L] how each tensor travels unless the solver decides.

@@ -25,7 +25,14 @@ from comm_plan.plans.document import (
     Value,
 )
 
-DTYPE_NBYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_NBYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 
 def fingerprint(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> str:
@@ -60,7 +67,8 @@ class Device(Value):
 class TensorTiming(Value):
     """One parameter tensor and when its gradient is ready.
 
-    ``ready_s`` counts from the start of backward.
+    ``ready_s`` counts from the start of backward. ``rows``: of its first dimension, so
+    many are in a gradient, which is sparse; None: it is dense.
     """
 
     name: Name
@@ -69,10 +77,11 @@ class TensorTiming(Value):
     numel: PositiveCount
     dtype: Name
     ready_s: Seconds
+    rows: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Size of the gradient in bytes."""
+        """Size of the gradient in bytes, if it were dense."""
         return self.numel * DTYPE_NBYTES[self.dtype]
 
     @model_validator(mode="after")

@@ -21,11 +21,13 @@ from torch import nn
 from comm_plan.errors import InputError
 from comm_plan.plans import DTYPE_NBYTES, Profile, Spread, TensorTiming
 from comm_plan.plans.parameters import dtype_name
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import describe_device, environment
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import SecondsArray, Timings
 from comm_plan.profiler.waiting import waiting_s
+from comm_plan.runtime.second_moments.choice import common
 
 LAUNCH_BOUND = 0.95
 """The host was busy for more than this share of backward: it sets the pace."""
@@ -88,6 +90,27 @@ def assemble(
         forward_spread=_spread(timings.forward_s),
         backward_spread=_spread(timings.backward_s),
     )
+
+
+def with_findings(
+    profile: Profile, of_ranks: Sequence[tuple[SecondMoments, dict[str, int]]]
+) -> Profile:
+    """Return ``profile`` with what every rank found in one of its iterations.
+
+    Args:
+        profile: of the model.
+        of_ranks: how second moments can be had; the rows of sparse gradients, of which
+            those of the rank with most count.
+    """
+    rows: dict[str, int] = {}
+    for _, own in of_ranks:
+        rows |= {name: max(n, rows.get(name, 0)) for name, n in own.items()}
+    tensors = tuple(
+        tensor.model_copy(update={"rows": rows.get(tensor.name)})
+        for tensor in profile.tensors
+    )
+    moments = common([moments for moments, _ in of_ranks])
+    return profile.model_copy(update={"tensors": tensors, "second_moments": moments})
 
 
 def in_ready_order(

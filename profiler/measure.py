@@ -15,7 +15,7 @@ import numpy as np
 from comm_plan.errors import InputError
 from comm_plan.plans import Profile
 from comm_plan.plans.parameters import model_fingerprint, trainable
-from comm_plan.profiler.assembly import assemble, check_parameters
+from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
 from comm_plan.profiler.contention import contention
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.handoff import handoff_s
@@ -27,7 +27,6 @@ from comm_plan.profiler.timings import (
     Trial,
 )
 from comm_plan.profiler.waiting import Rendezvous
-from comm_plan.runtime.second_moments.choice import common
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
@@ -98,11 +97,8 @@ def measure(
             meeting_s=rendezvous.alone_s(),
         )
     alone = Trial(workload, target, ranks.rank, ranks.world_size)
-    found = {
-        "contention": contention(alone, ranks, numel),
-        "second_moments": common(ranks.gather_objects(alone.second_moments())),
-    }
-    return profile.model_copy(update=found)
+    profile = with_findings(profile, ranks.gather_objects(alone.look()))
+    return profile.model_copy(update={"contention": contention(alone, ranks, numel)})
 
 
 def _how_many(of_ranks: Sequence[Timings]) -> int:

@@ -39,7 +39,7 @@ from comm_plan.plans import Profile, check_writable
 from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.plans.profile import SecondMoments
-from comm_plan.profiler.assembly import assemble, check_parameters
+from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
 from comm_plan.profiler.handoff import handing_over, median_s
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.stopwatch import stopwatch
@@ -51,12 +51,13 @@ from comm_plan.profiler.timings import (
     MEETING,
     UPDATE,
     Timings,
+    sparse_rows,
     timings_of,
 )
 from comm_plan.profiler.whole import with_costs
 from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.second_moments.choice import common, parts_of
+from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
@@ -127,7 +128,7 @@ class profile:
     def __enter__(self) -> Self:
         """Hook the model and all optimizers."""
         self._survey = Survey(self._model)
-        self._steps.after_first = self._survey.close
+        self._steps.after_first = self._look
         self._hooks = self._steps.attach(self._model)
         return self
 
@@ -153,19 +154,20 @@ class profile:
             [_last(each, shortest) for each in of_ranks],
             lag_s=lag_s,
         )
-        found = {"second_moments": self._second_moments(profile.batch_size)}
-        profile = profile.model_copy(update=found)
+        parts = parts_of(profile.batch_size)
+        moments = SecondMoments(objection=self._survey.objection, micro_batches=parts)
+        found = self._ranks.gather_objects((moments, self._rows))
+        profile = with_findings(profile, found)
         self.profile = with_costs(
             profile, self._compressors, self._ranks, str(self._device)
         )
         if self._output is not None and self._ranks.rank == 0:
             self.profile.save(self._output)
 
-    def _second_moments(self, batch_size: int) -> SecondMoments:
-        own = SecondMoments(
-            objection=self._survey.objection, micro_batches=parts_of(batch_size)
-        )
-        return common(self._ranks.gather_objects(own))
+    def _look(self) -> None:
+        """Remember what the first step has shown."""
+        self._survey.close()
+        self._rows = sparse_rows(self._parameters)
 
 
 class _Steps:

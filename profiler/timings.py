@@ -7,7 +7,7 @@ accumulated. Hooks cost nothing measurable, profilers distort.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -144,11 +144,16 @@ class Trial:
         """Run one iteration, untimed."""
         self._iterate(stopwatch(self._device, FIRST_TENSOR))
 
-    def second_moments(self) -> SecondMoments:
-        """Return how second moments can be had, found out in one more iteration."""
-        found = survey(self._model, self._loss, next(self._batches))
+    def look(self) -> tuple[SecondMoments, dict[str, int]]:
+        """Return what one more iteration shows.
+
+        How second moments can be had, and :func:`sparse_rows`.
+        """
         self._optimizer.zero_grad()
-        return found
+        moments = survey(self._model, self._loss, next(self._batches))
+        rows = sparse_rows(self.parameters)
+        self._optimizer.zero_grad()
+        return moments, rows
 
     def _hook(self, watch: Stopwatch, fired: list[int], hooks: ExitStack) -> None:
         for index, parameter in enumerate(self.parameters.values()):
@@ -176,6 +181,15 @@ class Trial:
         self._optimizer.zero_grad()
         watch.mark(DONE)
         return host_s
+
+
+def sparse_rows(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    """Return how many rows there are in each gradient that is sparse."""
+    return {
+        name: parameter.grad.coalesce().values().shape[0]
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and parameter.grad.is_sparse
+    }
 
 
 def timings_of(

@@ -24,6 +24,7 @@ from comm_plan.compressors.base import (
 )
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans import Bucket, Plan
+from comm_plan.runtime.flat import flat, shaped
 from comm_plan.runtime.guard import is_finite
 from comm_plan.runtime.momentum import MomentumOf
 from comm_plan.runtime.state import Remembered
@@ -55,7 +56,7 @@ class BucketExchange:
         self.planned = planned
         self.parameters = tuple(parameters)
         slots = [
-            Slot(name, parameter.numel(), tuple(parameter.shape))
+            Slot(name, flat(parameter).numel(), tuple(parameter.shape))
             for name, parameter in zip(planned.tensors, parameters, strict=True)
         ]
         self.compressor = build(planned.compressor, planned.collective, slots, context)
@@ -76,15 +77,17 @@ class BucketExchange:
     def add(
         self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
     ) -> None:
-        """Take the flat gradient [numel] of parameter ``index``."""
+        """Take the gradient of parameter ``index``: flat [numel], or sparse."""
         if index in self._carried:
+            if gradient.is_sparse:
+                gradient = flat(gradient.to_dense())
             carried = self._carried[index].to(gradient.device, gradient.dtype)
             gradient = gradient + carried
         self.compressor.add(index, gradient, second_moment)
 
     def add_zero(self, index: int) -> None:
         """Contribute zero for parameter ``index``, which got no gradient."""
-        zero = torch.zeros_like(self.parameters[index].detach()).flatten()
+        zero = self._filled(index, 0.0)
         self.add(index, zero, zero)
 
     def add_nothing(self, index: int) -> None:
@@ -93,10 +96,23 @@ class BucketExchange:
         NaN where that reaches all ranks; else zero, and flags have to tell them.
         """
         if self.compressor.carries_nonfinite:
-            nan = torch.full_like(self.parameters[index].detach(), torch.nan)
-            self.compressor.add(index, nan.flatten())
+            self.compressor.add(index, self._filled(index, torch.nan))
         else:
             self.add_zero(index)
+
+    def _filled(self, index: int, value: float) -> torch.Tensor:
+        """Return a gradient of ``value`` for parameter ``index``.
+
+        Where it is sparse: without rows, or, if the value is not 0, with the first one.
+        """
+        parameter = self.parameters[index].detach()
+        if not self.compressor.takes_rows:
+            return flat(torch.full_like(parameter, value))
+        rows = torch.full_like(parameter[: int(value != 0)], value)
+        numbers = torch.arange(len(rows), device=rows.device)
+        return torch.sparse_coo_tensor(
+            numbers[None], rows, parameter.shape, check_invariants=False
+        )
 
     @property
     def carries_flags(self) -> bool:
@@ -126,20 +142,23 @@ class BucketExchange:
     def write(self, index: int) -> None:
         """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
         parameter = self.parameters[index]
+        if self.compressor.takes_rows:
+            parameter.grad = self.compressor.sparse_mean(index)
+            return
         view = self.compressor.view(index) if self._share else None
         if view is not None:
             _hand_out(parameter, view)
             return
-        if parameter.grad is None:
+        if parameter.grad is None or parameter.grad.is_conj():
             parameter.grad = torch.empty_like(
                 parameter, memory_format=torch.contiguous_format
             )
         if parameter.grad.is_contiguous():
-            self.compressor.write(index, parameter.grad.view(-1))
+            self.compressor.write(index, flat(parameter.grad))
             return
-        mean = torch.empty_like(parameter.detach()).flatten()
+        mean = flat(torch.empty_like(parameter))
         self.compressor.write(index, mean)
-        parameter.grad.copy_(mean.view(parameter.shape))
+        parameter.grad.copy_(shaped(mean, parameter))
 
     def write_late(self, index: int) -> None:
         """Add what was sent of parameter ``index``, which no rank used in this step.
@@ -150,12 +169,12 @@ class BucketExchange:
         if not (RESIDUAL in self.compressor.state or index in self._carried):
             return
         parameter = self.parameters[index]
-        late = torch.empty_like(parameter.detach()).flatten()
+        late = flat(torch.empty_like(parameter))
         self.compressor.write(index, late)
         if parameter.grad is not None:
-            parameter.grad.add_(late.view(parameter.shape))
+            parameter.grad.add_(shaped(late, parameter))
         elif late.any():
-            parameter.grad = late.view(parameter.shape)
+            parameter.grad = shaped(late, parameter)
 
     def settle(self) -> None:
         """Forget what was carried over from another plan: it has been applied."""
@@ -164,7 +183,7 @@ class BucketExchange:
     def is_finite(self) -> bool:
         """Return whether no written mean holds inf or NaN."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return all(is_finite(gradient) for gradient in gradients)
+        return all(is_finite(_values(gradient)) for gradient in gradients)
 
     def refuse(self, fill: float | None) -> None:
         """Replace every mean by ``fill``, or by no gradient at all."""
@@ -172,7 +191,7 @@ class BucketExchange:
             if fill is None:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad.fill_(fill)
+                _values(parameter.grad).fill_(fill)
 
     def state(self) -> Remembered:
         """Return what is remembered."""
@@ -249,10 +268,16 @@ def build_buckets(
     return tuple(buckets)
 
 
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of ``gradient``, shared: all, or the rows that are there."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
 def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:
     """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
     gradient = parameter.grad
     if gradient is not None and not gradient.is_contiguous():
-        gradient.copy_(mean.view(parameter.shape))
+        gradient.copy_(shaped(mean, parameter))
     elif gradient is None or gradient.data_ptr() != mean.data_ptr():
-        parameter.grad = mean.view(parameter.shape)
+        parameter.grad = shaped(mean, parameter)

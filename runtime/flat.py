@@ -10,6 +10,19 @@ import torch
 from comm_plan.transports.base import Transport
 
 
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` detached and flat; of complex ones real parts and imaginary."""
+    tensor = tensor.detach().resolve_conj()
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+
+
+def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`flat` made so, in the shape of ``parameter``; shared."""
+    if parameter.is_complex():
+        return torch.view_as_complex(flat.view(*parameter.shape, 2))
+    return flat.view(parameter.shape)
+
+
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in ``value``: a tensor, or nested tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
@@ -35,8 +48,9 @@ def broadcast_tensors(
     for tensor in tensors:
         by_kind[tensor.dtype, tensor.device].append(tensor)
     for group in by_kind.values():
-        flat = torch.cat([tensor.detach().flatten() for tensor in group])
-        transport.broadcast(flat, root)
-        parts = flat.split([tensor.numel() for tensor in group])
+        own = [flat(tensor) for tensor in group]
+        buffer = torch.cat(own)
+        transport.broadcast(buffer, root)
+        parts = buffer.split([part.numel() for part in own])
         for tensor, part in zip(group, parts, strict=True):
-            tensor.data.copy_(part.view(tensor.shape))
+            tensor.data.copy_(shaped(part, tensor))

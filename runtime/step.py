@@ -30,6 +30,7 @@ from torch import nn
 from comm_plan.errors import InputError, RunError
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.communication import CommunicationThread, Pending
+from comm_plan.runtime.flat import flat
 from comm_plan.runtime.guard import Guard
 from comm_plan.runtime.hooks import ParameterPlace
 from comm_plan.runtime.timing import Moments
@@ -119,14 +120,17 @@ class Step:
         """Take the gradient of ``parameter``; launch what is complete with it.
 
         Raises:
-            InputError: the gradient is sparse.
+            InputError: the gradient is sparse, but not in the plan.
             RunError: it is the second one of this step.
         """
         gradient = parameter.grad
-        if gradient is None or gradient.is_sparse:
+        assert gradient is not None
+        takes_rows = self._setup.buckets[place.bucket].compressor.takes_rows
+        if gradient.is_sparse and not takes_rows:
             raise InputError(
-                f"parameter {place.name} has a sparse gradient, which a plan cannot "
-                "merge: build the layer with sparse=False"
+                f"parameter {place.name} has a sparse gradient, of which the plan does "
+                "not know: profile the model again and solve, or build the layer with "
+                "sparse=False"
             )
         if self._used[place.bucket][place.index]:
             raise RunError(
@@ -136,14 +140,15 @@ class Step:
                 "share parameters, checkpoint with use_reentrant=False"
             )
         self.received = True
-        self._admit(place, parameter, gradient.detach().flatten())
+        whole = gradient.detach() if gradient.is_sparse else flat(gradient)
+        self._admit(place, parameter, whole)
         self._used[place.bucket][place.index] = True
         self._launch_complete()
 
     def _admit(
         self, place: ParameterPlace, parameter: nn.Parameter, gradient: torch.Tensor
     ) -> None:
-        """Hand the flat ``gradient`` to its bucket; keep inf and NaN out."""
+        """Hand ``gradient``, flat or sparse, to its bucket; keep inf and NaN out."""
         bucket = self._setup.buckets[place.bucket]
         second_moment = None
         if bucket.compressor.needs_second_moments:

@@ -15,7 +15,14 @@ class Dense(EveryElement):
 
     methods = {"dense": "allreduce"}
     implementation = "dense:DenseCompressor"
-    dtypes = ("float32", "float64", "float16", "bfloat16")
+    dtypes = (
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "complex64",
+        "complex128",
+    )
     lossless = True
     carries_nonfinite = True
     keeps_last_layer = False

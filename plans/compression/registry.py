@@ -11,6 +11,7 @@ from comm_plan.plans.compression.dense import Dense
 from comm_plan.plans.compression.half import Bf16, Fp16
 from comm_plan.plans.compression.powersgd import PowerSgd
 from comm_plan.plans.compression.qsgd import Qsgd
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.compression.spec import Spec
 from comm_plan.plans.compression.terngrad import TernGrad
 from comm_plan.plans.compression.topk import (
@@ -36,12 +37,12 @@ SPECS: tuple[type[Spec], ...] = (
     Strom,
     Hybrid,
 )
-"""Every compressor there is."""
+"""Every compressor that can be asked for; beside them plans hold ``Rows``."""
 
 if TYPE_CHECKING:
     CompressorSpec: TypeAlias = Spec
 else:
-    CompressorSpec = Annotated[Union[SPECS], Field(discriminator="kind")]  # noqa: UP007
+    CompressorSpec = Annotated[Union[(*SPECS, Rows)], Field(discriminator="kind")]
 
 KINDS: dict[str, type[Spec]] = {
     spec.model_fields["kind"].default: spec for spec in SPECS

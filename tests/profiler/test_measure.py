@@ -110,9 +110,9 @@ def test_a_failing_workload_leaves_no_hook_behind():
         (chain(), {"device": "cuda:99"}, "'cuda:99' is not here"),
         (nn.Flatten(), {}, "no trainable parameters"),
         (
-            nn.Linear(4, 4, dtype=torch.complex64),
+            nn.ParameterList([torch.zeros(4).to(torch.float8_e4m3fn)]),
             {},
-            "weight of model toy is complex64",
+            "parameter 0 of model toy is float8_e4m3fn",
         ),
     ],
 )
@@ -222,3 +222,18 @@ def test_what_iterations_take_beyond_their_parts_is_waiting():
 def test_a_profile_says_how_second_moments_can_be_had(layer, objection):
     found = measure(Toy(nn.Sequential(nn.Linear(4, 4), layer)), iterations=20)
     assert found.second_moments == SecondMoments(objection=objection)
+
+
+class Words(Toy):
+    """A table of which each batch uses two rows."""
+
+    def batches(self, rank, world_size, epoch, seed):
+        for _ in range(3):
+            yield torch.tensor([1, 4, 1])
+
+
+def test_the_rows_of_sparse_gradients_are_counted():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    profile = measure(Words(model), iterations=20)
+    rows = {tensor.name: tensor.rows for tensor in profile.tensors}
+    assert rows == {"0.weight": 2, "1.weight": None, "1.bias": None}

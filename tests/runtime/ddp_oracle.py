@@ -25,6 +25,7 @@ import comm_plan
 from comm_plan import parallelize
 from comm_plan.errors import RunError
 from comm_plan.plans import Bucket, Plan, PlannedModel, TopK
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.transports.distributed import TorchTransport, _timeout_of
 
@@ -100,6 +101,30 @@ class Convolutions(nn.Module):
         return self.second(torch.relu(self.norm(self.first(x)))).mean((2, 3))
 
 
+class Words(nn.Module):
+    """Looks up the rows of a table, of which a step uses some."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 4, sparse=True)
+        self.scores = nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = (x * 20).long().abs() % 50
+        return self.scores(self.words(tokens))
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.phases = nn.Parameter(torch.randn(8, 4, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.randn((), dtype=torch.complex64))
+
+    def forward(self, x):
+        return (self.first(x).to(torch.complex64) @ self.phases * self.scale).abs()
+
+
 def dictionary_output():
     class Model(nn.Module):
         def __init__(self):
@@ -115,6 +140,9 @@ def dictionary_output():
 def plan_for(model, world_size, tensors_each=2):
     names = list(trainable(model))[::-1]
     dtypes = {n: p.dtype for n, p in trainable(model).items()}
+    sparse = {f"{name}.weight" for name, module in model.named_modules()
+              if getattr(module, "sparse", False)}  # fmt: skip
+    dtypes.update(dict.fromkeys(sparse, "rows"))
     buckets, run = [], []
     for name in names:
         if run and (len(run) == tensors_each or dtypes[run[-1]] != dtypes[name]):
@@ -122,6 +150,12 @@ def plan_for(model, world_size, tensors_each=2):
             run = []
         run.append(name)
     buckets.append(Bucket(tensors=tuple(run)))
+    buckets = [
+        Bucket(tensors=bucket.tensors, compressor=Rows(), collective="allgather")
+        if sparse.issuperset(bucket.tensors)
+        else bucket
+        for bucket in buckets
+    ]
     model_id = PlannedModel(name="test", fingerprint=model_fingerprint(model))
     return Plan(solver="hand", model=model_id, world_size=world_size, backend="gloo",
                 buckets=tuple(buckets))  # fmt: skip
@@ -275,6 +309,16 @@ def two_forwards(model, sync_off, optimizer, step):
     optimizer.step()
 
 
+def sparse_adam(model, sync_off, optimizer, step):
+    """The state of a row moves only when it is there."""
+    words = getattr(model, "module", model).words
+    if not hasattr(words, "adam"):
+        words.adam = torch.optim.SparseAdam(words.parameters(), lr=0.01)
+    model.zero_grad()
+    value(model(data(dist.get_rank(), step))).backward()
+    words.adam.step()
+
+
 SCENARIOS = {
     "plain": (mlp, plain, {}),
     "set_to_none=False": (mlp, keep_zeroed, {}),
@@ -306,6 +350,11 @@ SCENARIOS = {
     "adversarial examples": (mlp, adversarial, {}),
     "frozen for another model": (mlp, frozen_for_another, {}),
     "two forwards, batch norm": (Convolutions, two_forwards, {}),
+    "sparse gradients": (Words, plain, {}),
+    "sparse gradients from no_sync": (Words, accumulate, {}),
+    "sparse gradients under SparseAdam": (Words, sparse_adam, {}),
+    "complex parameters": (Complex, plain, {}),
+    "complex parameters from no_sync": (Complex, accumulate, {}),
 }  # fmt: skip
 
 

@@ -39,6 +39,12 @@ SAME = {
     "adversarial examples": "`torch.autograd.grad` for an adversarial example",
     "frozen for another model": "Parameters that are frozen for a while, as in a GAN",
     "two forwards, batch norm": "Two forwards before one backward, with batch norm",
+    "sparse gradients": "Sparse gradients (`nn.Embedding(sparse=True)`), of plans that "
+    "know of them",
+    "sparse gradients from no_sync": "The same, accumulated",
+    "sparse gradients under SparseAdam": "The same under `SparseAdam`",
+    "complex parameters": "Complex parameters",
+    "complex parameters from no_sync": "The same, accumulated",
     "uneven batches": "Uneven numbers of batches (`Join`)",
     "the switch of DDP": "`require_backward_grad_sync`, set by a framework",
     "a group of its own": "A model of some of the ranks (`process_group`)",
@@ -153,10 +159,16 @@ DIFFERENCES = (
         "test_engine.py::test_ranks_with_different_models_learn_the_first_difference",
     ),
     Difference(
-        "Sparse gradients",
-        "averaged",
-        "refused by name",
-        "test_engine.py::test_a_sparse_gradient_is_refused_by_name",
+        "A sparse gradient that only some ranks have",
+        "error, and the others wait",
+        "averaged (`find_unused_parameters`)",
+        "test_engine.py::test_rows_that_only_some_ranks_have_are_averaged",
+    ),
+    Difference(
+        "A sparse gradient of which the plan does not know",
+        "averaged, once the layer is built so",
+        "refused by name; a plan from a profile knows",
+        "test_engine.py::test_a_sparse_gradient_outside_of_the_plan_is_refused_by_name",
     ),
 )
 

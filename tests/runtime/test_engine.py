@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from comm_plan import parallelize
 from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
 from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.tests.runtime.semantics import SAME
 from comm_plan.tests.support.harness import run_ranks
@@ -144,13 +145,74 @@ def test_a_missing_gradient_is_an_error_that_names_the_parameter():
     engine.close()
 
 
-def test_a_sparse_gradient_is_refused_by_name():
+def test_a_sparse_gradient_outside_of_the_plan_is_refused_by_name():
     model = nn.Embedding(10, 4, sparse=True)
     plan = plan_for(model, buckets=(Bucket(tensors=("weight",)),))
     engine = parallelize(model, plan, transport=LocalTransport())
     with pytest.raises(Exception, match="weight has a sparse gradient"):
         model(torch.tensor([1, 2])).sum().backward()
     engine.close()
+
+
+def words():
+    """A table of which a step uses some rows, and a plan for it."""
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    rows = Bucket(tensors=("0.weight",), compressor=Rows(), collective="allgather")
+    rest = Bucket(tensors=("1.bias", "1.weight"))
+    return model, (rest, rows)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_rows_that_only_some_ranks_have_are_averaged(size):
+    """Those of the last rank are missing; where there is one rank, in every second."""
+
+    def rank(transport):
+        model, buckets = words()
+        plan = plan_for(model, size, buckets=buckets)
+        engine = parallelize(
+            model, plan, transport=transport, find_unused_parameters=True
+        )
+        tokens = torch.tensor([transport.rank, transport.rank + 1, 7])
+        inputs = model[0](tokens) if transport.rank < size - 1 else torch.ones(3, 4)
+        model[1](inputs).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()  # no forward of the model
+        engine.close()
+        return model[0].weight.grad
+
+    row = words()[0][1].weight.detach().sum(0) / size
+    expected = torch.zeros(10, 4)
+    for other in range(size - 1):
+        for token in (other, other + 1, 7):
+            expected[token] += row
+    for gradient in run_ranks(size, rank):
+        if size == 1:
+            assert gradient is None
+            continue
+        assert gradient.is_sparse
+        torch.testing.assert_close(gradient.to_dense(), expected)
+        assert gradient.coalesce().indices().shape[1] == expected.any(1).sum()
+
+
+@pytest.mark.parametrize("on_nonfinite", ["skip", "propagate"])
+def test_inf_in_a_row_concerns_all_ranks(on_nonfinite):
+    def rank(transport):
+        model, buckets = words()
+        plan = plan_for(model, 2, buckets=buckets)
+        engine = parallelize(
+            model, plan, transport=transport, on_nonfinite=on_nonfinite
+        )
+        factor = torch.inf if transport.rank == 1 else 1.0
+        inputs = model[0](torch.tensor([1, transport.rank]))
+        (model[1](inputs) * torch.tensor([1.0, factor])).sum().backward()
+        engine.close()
+        return engine.last_step_skipped, model[0].weight.grad
+
+    for skipped, gradient in run_ranks(2, rank):
+        assert skipped == (on_nonfinite == "skip")
+        assert gradient is None if skipped else not gradient.to_dense().isfinite().all()
 
 
 def compressed_plan(model, world_size, spec=None, collective="allgather"):

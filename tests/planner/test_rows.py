@@ -1,0 +1,47 @@
+"""Sparse gradients are buckets of their own, and take the time of their rows."""
+
+import numpy as np
+import pytest
+
+from comm_plan.planner import SOLVERS, Settings, make_problem, solve
+from comm_plan.plans import Dense
+
+RANKS, ROWS = 8, 20
+ALPHA_S, BETA_S = 1e-3, 1e-8
+
+
+def problem(build, **settings):
+    numels = [4000, 90_000, 4000, 4000]
+    costs = build.compression(topk=(1e-5, 1e-9), model_topk=(1e-5, 1e-9))
+    profile = build.profile([1e-3] * 4, numels, compression=costs)
+    tensors = [*profile.tensors]
+    tensors[1] = tensors[1].model_copy(update={"rows": ROWS, "shape": (900, 100)})
+    profile = profile.model_copy(update={"tensors": tuple(tensors)})
+    line = build.fit((0, ALPHA_S, BETA_S))
+    network = build.network(RANKS, allreduce=line, allgather=line)
+    return make_problem(profile, network, Settings(**settings))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_sends_rows_by_themselves(build, solver):
+    posed = problem(build)
+    plan = solve(posed, solver)
+    sparse = posed.prices.profile.tensors[1].name
+    (bucket,) = [bucket for bucket in plan.buckets if sparse in bucket.tensors]
+    assert bucket.tensors == (sparse,)
+    assert (bucket.compressor.kind, bucket.collective) == ("rows", "allgather")
+
+
+def test_no_compressor_is_forced_upon_rows(build):
+    plan = solve(problem(build, compressor="topk"), "optimal")
+    assert {b.compressor.kind for b in plan.buckets} >= {"rows", "topk"}
+
+
+def test_the_time_is_that_of_gathering_lengths_and_rows(build):
+    option = problem(build).prices.dense
+    lengths, rows = RANKS * 8, RANKS * ROWS * (8 + 4 * 100)
+    expected = 2 * ALPHA_S + BETA_S * (lengths + rows)
+    assert float(option.communicate_s(1, 2)) == pytest.approx(expected)
+    times = option.phases_s(np.array([0, 1]), np.array([1, 2]))
+    assert sum(times)[1] == pytest.approx(expected)
+    assert option.compressor == Dense()
