@@ -7,6 +7,7 @@ at once, instead of waiting for ranks that are no longer there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -56,6 +57,11 @@ class CommunicationThread:
         done = torch.cuda.Event()
         future = self._executor.submit(self._run_on_stream, job, ready, done)
         return Pending(future, done)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is this thread that asks."""
+        return threading.current_thread() in self._executor._threads
 
     def close(self) -> None:
         """End the thread after the jobs that are queued."""

@@ -61,7 +61,14 @@ from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.momentum import TakenMomentum
 from comm_plan.runtime.state import EngineState, Remembered, share_of
-from comm_plan.runtime.step import OnNonFinite, Refusal, SecondMoments, Setup, Step
+from comm_plan.runtime.step import (
+    OnNonFinite,
+    OnReduced,
+    Refusal,
+    SecondMoments,
+    Setup,
+    Step,
+)
 from comm_plan.runtime.timing import Moments
 from comm_plan.runtime.uneven import ShadowHook
 from comm_plan.transports.base import Transport
@@ -206,6 +213,8 @@ class Engine(Joinable):
         """
         check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
+        if self._setup.on_reduced is not None:
+            _check_never_refused(plan)
         momentum = _taken_momentum(plan, self._optimizer)
         state = self.state_dict()
         self._stop()
@@ -213,6 +222,27 @@ class Engine(Joinable):
         self._execute(plan)
         self.load_state_dict(state)
         self.replans.append(replan)
+
+    def on_reduced(self, callback: OnReduced | None) -> None:
+        """Call ``callback`` with a bucket's parameters once their means are there.
+
+        Backward goes on meanwhile: an optimizer of these parameters may step, and free
+        their ``.grad``. It is called on the communication thread (on CUDA, on its
+        stream), in plan order; what it raises, backward raises.
+
+        Args:
+            callback: takes the place of an earlier one; None: nothing is called.
+
+        Raises:
+            InputError: a step could still be refused, or a mean still change, after
+                the callback.
+        """
+        if callback is not None:
+            _check_final(self._setup, self._scaler)
+            _check_never_refused(self.plan)
+        self._require_finished()
+        self._setup = replace(self._setup, on_reduced=callback)
+        self._begin_step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -417,6 +447,8 @@ class Engine(Joinable):
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take part in the step even if this rank's loss used no parameter."""
+        if self._setup.thread.is_current:  # in on_reduced
+            return
         if self._momentum is not None:
             self._momentum.require(optimizer)
         self._require_finished()
@@ -442,13 +474,21 @@ class Engine(Joinable):
         """Go on only if no step has begun that is not finished.
 
         Raises:
-            RunError: parameters got no gradient.
+            RunError: parameters got no gradient, or a backward failed after buckets of
+                it were handed to ``on_reduced``.
         """
+        applied = self._setup.on_reduced is not None
         if self._current.graph_task is not None:
+            if applied:
+                raise RunError(
+                    "a backward failed after on_reduced had begun to take its means, "
+                    "so the step cannot be skipped: go on from a checkpoint"
+                )
             self._end_step(self._current.give_up)
         elif self._current.received:
             missing = self._current.missing()
-            self._end_step(self._current.give_up)
+            if not applied:
+                self._end_step(self._current.give_up)
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
@@ -552,6 +592,39 @@ def _taken_momentum(
             "optimizer: call parallelize(model, plan, optimizer=optimizer)"
         )
     return TakenMomentum(optimizer)
+
+
+def _check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
+    """Check that a mean is final once it is in ``.grad``."""
+    reasons = {
+        f"on_nonfinite={setup.on_nonfinite!r} may still refuse the step when its last "
+        "bucket is reduced: use 'propagate'": setup.on_nonfinite != "propagate",
+        "a GradScaler may still refuse the step: train without": scaler is not None,
+        "find_unused_parameters=True fills in what only other ranks used at the end of "
+        "the step: use all parameters": setup.find_unused_parameters,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(f"on_reduced: {reason}")
+
+
+def _check_never_refused(plan: Plan) -> None:
+    """Check that no bucket needs flags that could refuse the step at its end.
+
+    Nor momentum of the engine's, which is settled there.
+    """
+    if plan.momentum_correction:
+        raise InputError(
+            "on_reduced: the plan corrects momentum, which is settled at the end of a "
+            "step: solve without"
+        )
+    for bucket in plan.buckets:
+        if not bucket.compressor.carries_nonfinite:
+            raise InputError(
+                f"on_reduced: under {bucket.compressor.kind} the flags behind the last "
+                "bucket may still refuse a step with inf or NaN: use dense, fp16 or "
+                "bf16"
+            )
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

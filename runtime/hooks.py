@@ -211,7 +211,8 @@ class _Hooks:
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             raise RunError(
                 "an optimizer stepped inside backward, where gradients are not "
-                "averaged over the ranks yet: step after backward"
+                "averaged over the ranks yet: step after backward, or in "
+                "engine.on_reduced"
             )
         self._callbacks.on_optimizer(optimizer)
 

@@ -19,7 +19,7 @@ what is left of it, so that no rank waits for another, and all of them refuse th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
@@ -37,6 +37,9 @@ from comm_plan.runtime.timing import Moments
 from comm_plan.transports.base import Transport
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
+
+
+OnReduced = Callable[[tuple[nn.Parameter, ...]], None]
 
 
 class SecondMoments(Protocol):
@@ -62,6 +65,8 @@ class Setup:
         on_nonfinite: see :class:`~comm_plan.runtime.engine.Engine`.
         find_unused_parameters: see there.
         second_moments: where VGC gets them from.
+        on_reduced: is given the parameters of each bucket, on the communication thread,
+            once their means are in ``.grad``; None: nothing is.
     """
 
     buckets: tuple[BucketExchange, ...]
@@ -70,6 +75,7 @@ class Setup:
     on_nonfinite: OnNonFinite
     find_unused_parameters: bool
     second_moments: SecondMoments | None
+    on_reduced: OnReduced | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,8 @@ class Step:
             if used:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
+        if self._setup.on_reduced is not None:
+            self._setup.on_reduced(bucket.parameters)
         return highest
 
     # The end

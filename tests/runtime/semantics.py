@@ -113,7 +113,7 @@ DIFFERENCES = (
     Difference(
         "An optimizer that steps inside backward",
         "updates by gradients that are not averaged",
-        "refused by name",
+        "refused by name; `engine.on_reduced` is where it can",
         "test_hooks.py::test_an_optimizer_inside_backward_is_refused_by_name",
     ),
     Difference(

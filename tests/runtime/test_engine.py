@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from comm_plan import parallelize
 from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
-from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, TopK
+from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, Replan, TopK
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.tests.runtime.semantics import SAME
@@ -532,3 +532,99 @@ def test_residuals_are_shared_out_among_another_number_of_ranks():
         before = sum(s["ranks"][str(r)][name]["residual"] for r, s in enumerate(states))
         after = sum(share[name]["residual"] for share in shares)
         torch.testing.assert_close(after, before)
+
+
+def trained(transport, in_backward):
+    """Return the parameters after steps of one optimizer, or of one for each bucket."""
+    model = small()
+    plan = plan_for(model, transport.world_size)
+    engine = parallelize(model, plan, transport=transport)
+    taken = []
+    if in_backward:
+        optimizers = {p: torch.optim.Adam([p], lr=0.1) for p in model.parameters()}
+
+        def step(parameters):
+            for parameter in parameters:
+                optimizers[parameter].step()
+                parameter.grad = None
+            taken.append(parameters)
+
+        engine.on_reduced(step)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for number in range(3):
+        with engine.no_sync():
+            loss_of(model, 10 * number + transport.rank).backward()
+        loss_of(model, 100 * number + transport.rank).backward()
+        if not in_backward:
+            optimizer.step()
+            optimizer.zero_grad()
+    engine.close()
+    assert taken == [b.parameters for b in engine.buckets] * 3 * in_backward
+    return list(model.parameters())
+
+
+def test_an_optimizer_in_backward_does_what_one_after_it_does():
+    """It steps on each bucket as soon as its means are there."""
+    after = run_ranks(2, lambda transport: trained(transport, in_backward=False))
+    within = run_ranks(2, lambda transport: trained(transport, in_backward=True))
+    for theirs, ours in zip(after, within, strict=True):
+        assert all(map(torch.equal, theirs, ours))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"on_nonfinite": "skip"}, "on_nonfinite='skip' may still refuse"),
+        ({"on_nonfinite": "stop"}, "on_nonfinite='stop' may still refuse"),
+        ({"find_unused_parameters": True}, "find_unused_parameters=True fills in"),
+        ({"grad_scaler": torch.amp.GradScaler("cpu")}, "a GradScaler may still"),
+        ({"spec": TopK(density=0.5)}, "under topk the flags"),
+    ],
+)
+def test_on_reduced_is_refused_where_a_mean_is_not_final(options, reason):
+    options = dict(options)
+    model, spec = small(), options.pop("spec", None)
+    plan = plan_for(model) if spec is None else compressed_plan(model, 1, spec)
+    with parallelize(model, plan, transport=LocalTransport(), **options) as engine:
+        with pytest.raises(InputError, match=f"on_reduced: {reason}"):
+            engine.on_reduced(lambda parameters: None)
+        engine.on_reduced(None)
+
+
+def test_a_plan_under_which_a_mean_is_not_final_is_not_swapped_in():
+    model = small()
+    times = {"expected_s": 1.0, "corrected_s": 1.0, "predicted_s": 1.0}
+    replan = Replan(step=0, reason="test", plan_sha256="", **times)
+    with parallelize(model, plan_for(model), transport=LocalTransport()) as engine:
+        engine.on_reduced(lambda parameters: None)
+        with pytest.raises(InputError, match="under topk"):
+            engine.swap(compressed_plan(model, 1, TopK(density=0.5)), replan)
+
+
+def test_a_backward_that_failed_after_on_reduced_is_not_skipped():
+    model = small()
+    with parallelize(model, plan_for(model), transport=LocalTransport()) as engine:
+        engine.on_reduced(lambda parameters: None)
+
+        def fail(gradient):
+            raise MemoryError("no room")
+
+        output = model[1](model[0](torch.ones(2, 6)))
+        output.register_hook(fail)
+        with pytest.raises(MemoryError):
+            model[2](output).sum().backward()
+        with pytest.raises(RunError, match=r"on_reduced .* from a checkpoint"):
+            model(torch.ones(2, 6))
+
+
+def test_what_on_reduced_raises_backward_raises():
+    model = small()
+    with parallelize(model, plan_for(model), transport=LocalTransport()) as engine:
+
+        def fail(parameters):
+            raise ValueError("too large")
+
+        engine.on_reduced(fail)
+        with pytest.raises(ValueError, match="too large"):
+            loss_of(model).backward()
