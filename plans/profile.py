@@ -15,6 +15,7 @@ from comm_plan.plans.document import (
     MAX_BATCH_SIZE,
     MAX_INTEGER,
     MAX_TENSORS,
+    Count,
     Document,
     Name,
     Numel,
@@ -77,7 +78,7 @@ class TensorTiming(Value):
     numel: PositiveCount
     dtype: Name
     ready_s: Seconds
-    rows: Annotated[int, Field(ge=0)] | None = None
+    rows: Count | None = None
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +90,11 @@ class TensorTiming(Value):
         if math.prod(self.shape) != self.numel:
             raise ValueError(
                 f"numel {self.numel} of tensor {self.name} is not the product of its "
+                f"shape {list(self.shape)}"
+            )
+        if self.rows is not None and not self.rows <= (*self.shape, 0)[0]:
+            raise ValueError(
+                f"rows {self.rows} of tensor {self.name} is above the first of its "
                 f"shape {list(self.shape)}"
             )
         if self.dtype not in DTYPE_NBYTES:
@@ -177,8 +183,8 @@ class SecondMoments(Value):
     none.
     """
 
-    objection: str | None = None
-    micro_batches: Annotated[int, Field(ge=2)] | None = None
+    objection: Sentence | None = None
+    micro_batches: Annotated[int, Field(ge=2, le=MAX_BATCH_SIZE)] | None = None
 
     @property
     def fit(self) -> bool:

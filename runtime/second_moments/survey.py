@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from comm_plan.errors import one_line
 from comm_plan.plans.parameters import COMPILED
 from comm_plan.runtime.second_moments.exact import (
     ExactSecondMoments,
@@ -60,7 +61,7 @@ class Survey:
     def _object(self, error: Exception) -> None:
         if self.objection is None:
             reason = getattr(error, "reason", str(error))
-            self.objection = reason.strip().splitlines()[0]
+            self.objection = one_line(reason)
 
 
 def _is_compiled(model: nn.Module) -> bool:
