@@ -163,12 +163,6 @@ class Compressor(ABC, Generic[SpecT]):
         momentum = self.context.momentum_of(self.slots[index].name)
         return momentum.accelerate(self.state[VELOCITY][index], gradient)
 
-    def gain(self, index: int) -> float:
-        """Return what a gradient of tensor ``index`` comes to in the long run."""
-        if self.context.momentum_of is None:
-            return 1.0
-        return self.context.momentum_of(self.slots[index].name).gain
-
     @abstractmethod
     def add(
         self,

@@ -45,12 +45,7 @@ class HybridCompressor(StromCompressor[Hybrid]):
     ) -> None:
         """Add the gradient to the residual and its second moment to the variance."""
         super().add(index, gradient)
-        accumulate(
-            self.state[VARIANCE][index],
-            second_moment,
-            self.spec.zeta,
-            self.gain(index),
-        )
+        accumulate(self.state[VARIANCE][index], second_moment, self.spec.zeta)
 
     def _selected(self) -> torch.Tensor:
         criterion = unambiguous(self._residual, self._variance, self.spec.alpha)

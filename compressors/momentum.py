@@ -15,7 +15,8 @@ had waited, u is set to zero too (factor masking): its momentum is stale.
 Differences from the paper: it masks all that was sent. The velocity of what had not
 waited is not stale and goes on, so that a tensor of which everything is sent gets the
 step of ``torch.optim.SGD``. Nothing is masked by methods that send a part of an element
-and keep the rest (Strom, VGC), where momentum would never build up.
+and keep the rest (Strom, VGC), where momentum would never build up. The second moments
+of VGC stay those of gradients.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ class Momentum:
         if self.nesterov:
             return gradient.add(velocity, alpha=self.factor)
         return velocity
-
-    @property
-    def gain(self) -> float:
-        """What a gradient comes to in the long run, as a multiple of itself."""
-        return 1 / (1 - self.factor)
 
 
 def mask(

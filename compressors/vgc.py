@@ -81,12 +81,7 @@ class VgcCompressor(WordCompressor[Vgc]):
     ) -> None:
         """Add the gradient to the residual and its second moment to the variance."""
         super().add(index, gradient)
-        accumulate(
-            self.state[VARIANCE][index],
-            second_moment,
-            self.spec.zeta,
-            self.gain(index),
-        )
+        accumulate(self.state[VARIANCE][index], second_moment, self.spec.zeta)
 
     def encode(self) -> Message:
         """Return the exponent bytes of all tensors and the words, one int32 tensor."""
@@ -123,14 +118,11 @@ class VgcCompressor(WordCompressor[Vgc]):
 
 
 def accumulate(
-    variance: torch.Tensor,
-    second_moment: torch.Tensor | None,
-    zeta: float,
-    gain: float = 1.0,
+    variance: torch.Tensor, second_moment: torch.Tensor | None, zeta: float
 ) -> None:
-    """Decay ``variance`` and add to it the moment of ``gain`` times the gradients."""
+    """Decay ``variance`` and add ``second_moment`` to it, in place."""
     assert second_moment is not None
-    variance.mul_(zeta).add_(second_moment, alpha=gain**2)
+    variance.mul_(zeta).add_(second_moment)
 
 
 def unambiguous(
