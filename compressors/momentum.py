@@ -14,9 +14,9 @@ had waited, u is set to zero too (factor masking): its momentum is stale.
 
 Differences from the paper: it masks all that was sent. The velocity of what had not
 waited is not stale and goes on, so that a tensor of which everything is sent gets the
-step of ``torch.optim.SGD``. Nothing is masked by methods that send a part of an element
-and keep the rest (Strom, VGC), where momentum would never build up. The second moments
-of VGC stay those of gradients.
+step of ``torch.optim.SGD``. Strom and the hybrid, which send a part of an element and
+keep the rest, mask nothing: momentum would never build up. VGC, whose criterion is made
+for gradients, has momentum after the mean; before it, it would send many more elements.
 """
 
 from __future__ import annotations

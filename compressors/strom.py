@@ -14,10 +14,12 @@ Differences from the paper: its index is 31 bits and further compressed; here it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from typing_extensions import TypeVar
 
-from comm_plan.compressors.base import Message
+from comm_plan.compressors.base import VELOCITY, Context, Message, Slot
 from comm_plan.compressors.words import WordCompressor, pack, unpack
 from comm_plan.plans.compression import Hybrid, Strom
 
@@ -26,6 +28,14 @@ StromT = TypeVar("StromT", bound="Strom | Hybrid", default=Strom, covariant=True
 
 class StromCompressor(WordCompressor[StromT]):
     """Sends plus or minus ``spec.tau`` for elements above it."""
+
+    def __init__(
+        self, spec: StromT, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Start with nothing kept; see :class:`Compressor`."""
+        super().__init__(spec, collective, slots, context)
+        if context.momentum_of is not None:
+            self._remember(VELOCITY)
 
     def encode(self) -> Message:
         """Return the words of the elements above tau, [k] int32."""

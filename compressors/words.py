@@ -25,7 +25,6 @@ from typing_extensions import TypeVar
 
 from comm_plan.compressors.base import (
     RESIDUAL,
-    VELOCITY,
     Compressor,
     Context,
     Message,
@@ -86,8 +85,6 @@ class WordCompressor(Compressor[WordsT]):
         self._numels = [slot.numel for slot in self.slots]
         self._flat: dict[str, torch.Tensor] = {}
         self._residual = self._remember(RESIDUAL)
-        if context.momentum_of is not None:
-            self._remember(VELOCITY)
         self._sums = self._zeros()
         self._sums_by_slot = torch.split(self._sums, self._numels)
         self._before_encode: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None

@@ -144,8 +144,9 @@ def test_a_momentum_that_a_schedule_changes_is_followed():
     engine.close()
 
 
-def test_momentum_after_averaging_where_nothing_is_left_behind_by_element():
-    model, optimizer, engine = alone(PowerSgd(rank=1), momentum=0.9)
+@pytest.mark.parametrize("spec", [PowerSgd(rank=1), Vgc()])
+def test_some_methods_leave_momentum_to_the_mean(spec):
+    model, optimizer, engine = alone(spec, momentum=0.9)
     assert not any("velocity" in each for each in engine.remembered().values())
     steps(model, optimizer, 1)
     assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
