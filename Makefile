@@ -54,7 +54,7 @@ docs: $(STAMP)  ## the site, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
 
 papers: $(STAMP)  ## docs/reproduction.md: the papers' figures beside ours
-	$(BIN)/comm-plan reproduce -o docs/reproduction.md
+	$(BIN)/comm-plan reproduce -o docs/reproduction.md --trainings reproduction/data
 
 bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchmarks/results
 	$(BIN)/python -m comm_plan.benchmarks.fits_on_hosts

@@ -696,16 +696,23 @@ def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
 @app.command()
 def reproduce(
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("reproduction.md"),
+    models_only: Annotated[
+        bool, typer.Option("--models-only", help="Do not train: as was trained before.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--trainings", help="Where trainings are kept. [default: none]"),
+    ] = None,
 ) -> None:
-    """Set the papers' figures beside ours, on a page."""
+    """Set the papers' figures beside ours, on a page; trains for some minutes."""
     from rich.markdown import Markdown
 
     from comm_plan.plans import check_writable
     from comm_plan.plans.files import write_atomically
-    from comm_plan.reproduction.page import page
+    from comm_plan.reproduction.page import reproduced
 
     check_writable(output)
-    text = page()
+    text = reproduced(folder, train=not models_only, progress=screen.say)
     write_atomically(output, text)
     screen.show(Markdown(text))
     screen.say(f"wrote {output}")

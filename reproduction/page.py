@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from comm_plan.reproduction import gtopk, lags, markdown, mg_wfbp, terngrad, vgc
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from comm_plan.reproduction import (
+    gtopk,
+    lags,
+    markdown,
+    mg_wfbp,
+    terngrad,
+    trained,
+    trainings,
+    vgc,
+)
+from comm_plan.reproduction.published import DATA
 from comm_plan.reproduction.values import Chapter
 
 PAPERS = (mg_wfbp, lags, gtopk, terngrad, vgc)
@@ -13,7 +27,8 @@ What the papers behind comm-plan print, beside what it computes: every table and
 that can be had without their clusters and data sets. `comm-plan reproduce` writes this
 page (`make papers` in a checkout); nothing on it is typed. Printed figures come from
 `reproduction/data/`, where each paper is named; the others from the planner's schedule
-model and the collectives' closed forms, with the papers' own start-ups and rates."""
+model and the collectives' closed forms, with the papers' own start-ups and rates. The
+last chapter is trained; `--models-only` takes it from the trainings that were kept."""
 
 
 def modelled() -> tuple[Chapter, ...]:
@@ -21,6 +36,34 @@ def modelled() -> tuple[Chapter, ...]:
     return tuple(paper.chapter() for paper in PAPERS)
 
 
-def page() -> str:
-    """Return the page as Markdown."""
-    return markdown.page(TITLE, TEXT, modelled())
+def page(folder: Path = DATA) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        folder: of the trainings that were kept.
+    """
+    chapters = (*modelled(), trained.chapter(folder / trainings.FILE))
+    return markdown.page(TITLE, TEXT, chapters)
+
+
+def reproduced(
+    folder: Path | None, *, train: bool, progress: Callable[[str], None]
+) -> str:
+    """Return the page as Markdown, after training if asked.
+
+    Args:
+        folder: of the trainings; None: those that came with comm-plan, and new ones
+            are not kept.
+        train: whether to train now.
+        progress: is told what is going on.
+
+    Raises:
+        RunError: a training failed.
+        OutputError: the trainings cannot be kept.
+    """
+    if not train:
+        return page(folder or DATA)
+    with TemporaryDirectory() as temporary:
+        kept = folder or Path(temporary)
+        trainings.run(kept, progress)
+        return page(kept)

@@ -357,9 +357,31 @@ def test_report_and_simulate_print(here, command):
     drawn = command("report", *inputs)
     assert drawn.returncode == 0, drawn.stderr
     assert "optimal" in drawn.stderr
-    table = command("simulate", *inputs, "--world-sizes", "2,8")
+    table = command("simulate", *inputs, "--world-sizes", "2,8", "--by-layer")
     assert table.returncode == 0, table.stderr
     assert "8 *" in table.stderr
+    assert "speed-up over one rank" in table.stderr
+
+
+def test_a_table_of_layers_becomes_a_profile(here, command):
+    (here / "net.csv").write_text("layer,numel,forward_s,backward_s\na,10,0.1,0.2\n")
+    run = command("profile", "--from-csv", "net.csv", "-o", "made.json")
+    assert run.returncode == 0, run.stderr
+    assert Profile.load(here / "made.json").backward_s == 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give one of WORKLOAD, --from-model and --from-csv"),
+        (("digits", "--from-csv", "net.csv"), "give one of WORKLOAD"),
+        (("--from-model", "digits"), "--from-model and --flops-per-s go together"),
+    ],
+)
+def test_a_profile_has_one_source(here, command, words, message):
+    run = command("profile", *words)
+    assert run.returncode == 2
+    assert message in run.stderr
 
 
 WORKLOAD = """

@@ -9,7 +9,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == page(), "run `make papers`"
+    assert PAGE.read_text() == page(), (
+        "comm-plan reproduce --models-only -o docs/reproduction.md"
+    )
 
 
 def test_a_comparison_says_published_ours_and_their_ratio():
