@@ -170,7 +170,7 @@ def gains() -> Section:
     return Section(
         "Table VII: gains on 32 workers",
         "By the model, with Fig. 11's time to select. The networks come in "
-        "the printed order but for VGG-16 and AlexNet, which are close; the gains are "
+        "the printed order, over dense and over top-k; the gains are "
         "smaller because the modelled link is faster than what Table VII implies. "
         "ResNet-20's message is so short that start-ups rule, of which gTop-k has "
         "twice as many as top-k.",

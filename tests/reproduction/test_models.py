@@ -77,6 +77,19 @@ def test_table_vii_takes_ten_times_what_its_alpha_and_beta_give(
     assert model.implied_s("dense") == pytest.approx(implied_s, rel=0.01)
 
 
+@pytest.mark.parametrize("other", ["dense", "topk"])
+def test_networks_gain_in_the_printed_order(other):
+    models = [gtopk_cluster.Model(name) for name in results("gtopk")["parameters"]]
+
+    def printed(model):
+        return model.images_per_s("gtopk") / model.images_per_s(other)
+
+    def modelled(model):
+        return model.efficiency("gtopk", 32) / model.efficiency(other, 32)
+
+    assert sorted(models, key=printed) == sorted(models, key=modelled)
+
+
 def test_topk_is_ahead_on_4_workers_and_gtopk_from_8_on():
     assert gtopk_cluster.crossover(25_000_000, 0.001) == 8
 
