@@ -42,8 +42,8 @@ def page(folder: Path = DATA) -> str:
     Args:
         folder: of the trainings that were kept.
     """
-    chapters = (*modelled(), trained.chapter(folder / trainings.FILE))
-    return markdown.page(TITLE, TEXT, chapters)
+    last = trained.chapter(folder / trainings.FILE)
+    return markdown.page(TITLE, TEXT, (*modelled(), last))
 
 
 def reproduced(

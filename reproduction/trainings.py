@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from comm_plan.errors import RunError
+from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Bucket, Plan, PlannedModel, Profile
 from comm_plan.plans.compression import Spec, TopK, Vgc
-from comm_plan.plans.files import write_atomically
+from comm_plan.plans.files import check_writable, make_folder, write_atomically
 from comm_plan.profiler import profile_from_speed
 from comm_plan.reproduction.ternarised import Ternarised, train_ternarised
 from comm_plan.runtime import diagnostics
@@ -104,7 +104,15 @@ class Trainings:
 
     @classmethod
     def read(cls, path: Path) -> Trainings:
-        """Return what :func:`run` wrote."""
+        """Return what :func:`run` wrote.
+
+        Raises:
+            InputError: there is nothing at ``path``.
+        """
+        if not path.is_file():
+            raise InputError(
+                f"{path} is not there: leave --models-only out to train now"
+            )
         found = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             found["context"],
@@ -137,7 +145,10 @@ def run(folder: Path, progress: Callable[[str], None] = lambda text: None) -> No
 
     Raises:
         RunError: a rank failed.
+        OutputError: the file could not be written.
     """
+    make_folder(folder)
+    check_writable(folder / FILE)
     progress(f"{len(jobs())} trainings on {RANKS} ranks")
     with TemporaryDirectory() as temporary:
         output = Path(temporary) / FILE

@@ -5,6 +5,7 @@ import torch
 
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.terngrad import TernGradCompressor
+from comm_plan.errors import InputError
 from comm_plan.plans.compression import TernGrad
 from comm_plan.profiler import profile_from_speed
 from comm_plan.reproduction import trainings
@@ -22,6 +23,11 @@ def kept():
 def test_the_kept_trainings_are_those_of_the_jobs(kept):
     assert [run.name for run in kept.runs] == [job.name for job in trainings.jobs()]
     assert len(kept.ternarised) > 1
+
+
+def test_trainings_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(InputError, match="leave --models-only out"):
+        trainings.Trainings.read(tmp_path / trainings.FILE)
 
 
 def test_the_ratio_of_vgc_grows_with_alpha_and_over_the_training(kept):
