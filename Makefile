@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LINTERS := ruff-check ruff-format mypy lint-imports
 
-.PHONY: demo test test-fast test-faults lint $(LINTERS) format tables docs papers bench clean
+.PHONY: demo test test-fast test-faults lint $(LINTERS) format tables docs papers bench \
+	clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +25,8 @@ test: lint  ## lint, then every test that this machine can run
 test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2
 
-test-faults: $(STAMP)  ## hostile files: MUTATIONS of them, 100 or so a second
+test-faults: $(STAMP)  ## what takes hours: kills, stress, MUTATIONS of hostile files
+	$(BIN)/python -m pytest -m faults
 	$(BIN)/python -m pytest tests/test_fuzzing.py --mutations $(MUTATIONS) --timeout 0
 
 lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
