@@ -22,6 +22,7 @@ from comm_plan.plans import (
 )
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
+from comm_plan.transports.launch import free_port
 
 PROFILE = profile_of(
     [tensor("b", (4,), 0.001), tensor("a", (2, 4), 0.003)],
@@ -400,7 +401,8 @@ def make():
 """
 
 
-def run_with_a_victim(tmp_path, act, victim, ranks=4):
+def write_own(tmp_path, act, ranks):
+    """Write a workload in which ``act`` happens, and a plan for it."""
     (tmp_path / "own.py").write_text(WORKLOAD.format(act=act))
     document = plan(
         world_size=ranks,
@@ -413,6 +415,10 @@ def run_with_a_victim(tmp_path, act, victim, ranks=4):
         buckets=[{"tensors": ["bias", "weight"]}],
     )
     (tmp_path / "plan.json").write_text(json.dumps(document))
+
+
+def run_with_a_victim(tmp_path, act, victim, ranks=4):
+    write_own(tmp_path, act, ranks)
     return process(
         "train", "own.py:make", "--plan", "plan.json", "--local-ranks", ranks,
         cwd=tmp_path, env={**os.environ, "VICTIM": str(victim)},
@@ -442,6 +448,20 @@ def test_a_rank_that_runs_out_of_batches_is_named(tmp_path):
         "rank 1 has run out of batches in epoch 0 after 20, rank 0 has more: give all "
         "ranks as many"
     )
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_never_comes_is_said_in_one_line(tmp_path):
+    write_own(tmp_path, "pass", ranks=2)
+    alone = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run = process(
+        "train", "own.py:make", "--plan", "plan.json", "--timeout", 1,
+        cwd=tmp_path, env={**os.environ, **alone, **meeting},
+    )  # fmt: skip
+    assert run.returncode == 1, run.stderr
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("comm-plan: error: rank 1: rank 1 did not meet all 2 ranks")
 
 
 @pytest.mark.slow
