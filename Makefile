@@ -68,6 +68,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
 	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
 	$(BIN)/python -m comm_plan.benchmarks.deaths
+	$(BIN)/python -m comm_plan.benchmarks.soak
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload digits
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload char-lm
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \

@@ -36,7 +36,7 @@ SUSPENDED_S = 5.0
 BETWEEN_S = 10.0
 """Between two troubles."""
 
-SAMPLES = 200
+SAMPLES = 40
 STEPS_BETWEEN = 20
 GROWTH_NBYTES = 8 << 20
 """More memory than that is growth: an allocator settles within less."""
