@@ -16,6 +16,8 @@ from torch import nn
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.terngrad import TernGradCompressor
 from comm_plan.plans.compression import TernGrad
+from comm_plan.transports.base import Reduction
+from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 from comm_plan.workloads.base import endless
 
@@ -87,26 +89,38 @@ def train_ternarised(ranks: int, steps: int) -> list[Ternarised]:
     return seen
 
 
+class _Together(LocalTransport):
+    """Ranks of one process: each gives its numbers, then each takes the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_have_given = False
+        self._given: list[torch.Tensor] = []
+
+    def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
+        """Remember ``tensor``, or replace it by the largest of what was given."""
+        if self.all_have_given:
+            tensor.copy_(torch.stack(self._given).amax(0))
+        else:
+            self._given.append(tensor.clone())
+
+
 def exchange(
     compressors: Sequence[TernGradCompressor],
     gradients: Sequence[Sequence[torch.Tensor]],
     step: int,
 ) -> list[torch.Tensor]:
     """Return the mean of all ranks' ternary gradients, tensor by tensor."""
-    scalers: list[torch.Tensor] = []
+    ranks = _Together()
     for compressor, mine in zip(compressors, gradients, strict=True):
         compressor.step = step
         for index, gradient in enumerate(mine):
             compressor.add(index, gradient)
-        compressor.agree(lambda own: scalers.append(own.clone()))
-    largest = torch.stack(scalers).amax(0)
-
-    def share(own: torch.Tensor) -> None:
-        own.copy_(largest)
-
+        compressor.agree(ranks)
+    ranks.all_have_given = True
     messages = []
     for compressor in compressors:
-        compressor.agree(share)
+        compressor.agree(ranks)
         messages.append(tuple(part.clone() for part in compressor.encode()))
     compressors[0].decode(messages)
     means = [torch.empty_like(gradient) for gradient in gradients[0]]
