@@ -172,6 +172,8 @@ def running(
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())
+    own = {f"{name} of the optimizer": v for name, v in optimizer.defaults.items()}
+    check_settings({"optimizer": type(optimizer).__name__, **own}, transport)
     parts = micro_batches(
         workload,
         plan,

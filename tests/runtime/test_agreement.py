@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ OTHERWISE = {
     "find_unused_parameters": True,
     "density_warmup": (0.5,),
     "learning_rate": LearningRate(warmup_epochs=2.0),
+    "micro_batches": 2,
     "agreed": {"option adapt": True},
 }
 FREE = {"watcher", "on_engine"}
@@ -114,6 +116,26 @@ def test_another_batch_size_on_one_rank_is_named():
 
     expected = "batch size is 5 on rank 2, 4 on rank 0: let all ranks have the same"
     assert refusals(check) == [expected] * RANKS
+
+
+def test_another_optimizer_or_rate_on_one_rank_is_named():
+    def check(transport, make):
+        here = workload(world_size=RANKS)
+        if transport.rank == 1:
+            here = replace(here, optimizer=make)
+        plan = plan_for(net(), RANKS)
+        with running(here, plan, transport, Options()):
+            pytest.fail("it began")
+
+    adam = refusals(partial(check, make=torch.optim.Adam))
+    assert all(
+        refusal.startswith("optimizer is 'Adam' on rank 1, ") for refusal in adam
+    )
+    slower = refusals(
+        partial(check, make=partial(torch.optim.SGD, lr=1e-6, momentum=0.9))
+    )
+    expected = "lr of the optimizer is 1e-06 on rank 1, 0.05 on rank 0: let all ranks"
+    assert all(refusal.startswith(expected) for refusal in slower)
 
 
 @pytest.mark.parametrize(
