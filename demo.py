@@ -78,8 +78,11 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
     for solver, plan in plans.items():
         yield (
             f"3. Which gradients travel together, and how? ({solver})",
-            ["solve", profile, network, "-o", plan, "--solver", solver],
-        )
+            [
+                "solve", profile, network, "-o", plan, "--solver", solver,
+                "--momentum-correction",
+            ],
+        )  # fmt: skip
     yield (
         "4. Which plan is best when it really runs, and learns as well as dense?",
         [

@@ -96,7 +96,14 @@ def averaging(
     optimizer = workload.optimizer(model.parameters())
     if variant.plan is not None:
         plan = Plan.load(variant.plan)
-        with Engine(model, plan, transport, seed=seed, gradient_as_bucket_view=True):
+        with Engine(
+            model,
+            plan,
+            transport,
+            seed=seed,
+            gradient_as_bucket_view=True,
+            optimizer=optimizer,
+        ):
             yield model, optimizer
         return
     ddp = DistributedDataParallel(

@@ -112,7 +112,8 @@ def to_plan(
             ),
             inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
             emulated_link=network.emulated_link,
-            momentum_correction=problem.settings.momentum_correction,
+            momentum_correction=problem.settings.momentum_correction
+            and any(option.compressor.sparse for option in solution.options),
         )
 
 

@@ -57,8 +57,8 @@ class Settings:
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to
             send fewer messages, and ``auto`` and ``lags`` to compress less, as a share
             of the iteration time.
-        momentum_correction: the plan has the optimizer's momentum applied before
-            compression.
+        momentum_correction: a plan that leaves elements out has the optimizer's
+            momentum applied before compression.
         literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
     """
 

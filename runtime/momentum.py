@@ -153,6 +153,15 @@ class TakenMomentum:
             parameter.grad.copy_(step)
 
 
+def can_be_corrected(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``optimizer`` has momentum that an engine can take over."""
+    try:
+        _check(optimizer)
+    except InputError:
+        return False
+    return any(group["momentum"] for group in optimizer.param_groups)
+
+
 def _places(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
     """Return the group of every parameter, by its index."""
     return {

@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from comm_plan.plans import (
     Tuning,
 )
 from comm_plan.plans.tuning import Objective
+from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates, candidates
@@ -149,6 +150,7 @@ def tune(
         CollectiveError: a collective failed.
     """
     started_s = time.perf_counter()
+    options = replace(options, settings=_with_momentum(options.settings, workload))
     profile = options.profile or profiled(
         workload, transport, options.budget_s, options.progress
     )
@@ -172,6 +174,12 @@ def tune(
     if transport.rank == 0:
         save(result)
     return result
+
+
+def _with_momentum(settings: Settings, workload: Workload) -> Settings:
+    """Return ``settings`` with momentum correction, if the workload's SGD has any."""
+    optimizer = workload.optimizer(workload.model.parameters())
+    return replace(settings, momentum_correction=can_be_corrected(optimizer))
 
 
 class _Session:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from comm_plan import parallelize
 from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Hybrid, ModelTopK, PowerSgd, Strom, TopK, Vgc
+from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -178,3 +181,16 @@ def test_a_closure_is_refused():
     with pytest.raises(RunError, match="call backward first"):
         optimizer.step(lambda: loss(model, 0, 0))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "can"),
+    [
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), True),
+        (partial(torch.optim.SGD, lr=0.1), False),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5), False),
+        (torch.optim.Adam, False),
+    ],
+)
+def test_only_the_momentum_of_plain_sgd_can_be_corrected(make, can):
+    assert can_be_corrected(make(net().parameters())) is can
