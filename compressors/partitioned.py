@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 from comm_plan.compressors.base import RESIDUAL, VELOCITY, Compressor, Context, Slot
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import choose
-from comm_plan.compressors.topk import clipped
+from comm_plan.compressors.topk import check_reach, clipped
 from comm_plan.plans.compression import PartitionTopK, SparDL, selected
 
 SpecT = TypeVar("SpecT", bound="PartitionTopK | SparDL", covariant=True)
@@ -34,7 +34,11 @@ def dealt(total: int, parts: int, step: int) -> list[int]:
 
 
 class PartitionedCompressor(Compressor[SpecT]):
-    """Keeps residuals in one vector, and means of what was sent in another."""
+    """Keeps residuals in one vector, and means of what was sent in another.
+
+    Raises:
+        MismatchError: the bucket has more elements than an index reaches.
+    """
 
     def __init__(
         self, spec: SpecT, collective: str, slots: Sequence[Slot], context: Context
@@ -42,6 +46,7 @@ class PartitionedCompressor(Compressor[SpecT]):
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
         self._numels = [slot.numel for slot in self.slots]
+        check_reach("a bucket", sum(self._numels))
         self._residual = self._remember(RESIDUAL)
         if context.momentum_of is not None:
             self._velocity = self._remember(VELOCITY)

@@ -48,6 +48,19 @@ MAX_NUMEL = 2**31 - 4096
 """Elements of a tensor that an index reaches, and the blocks of the GPU's kernels."""
 
 
+def check_reach(name: str, numel: int) -> None:
+    """Check that an int32 index reaches all of what is called ``name``.
+
+    Raises:
+        MismatchError: it has more than :data:`MAX_NUMEL` elements.
+    """
+    if numel > MAX_NUMEL:
+        raise MismatchError(
+            f"{name} has {numel} elements, an index of top-k reaches {MAX_NUMEL}: "
+            "plan it without compression"
+        )
+
+
 class TopKCompressor(Compressor[TopK]):
     """Sends values [sum of k] float32 and indices [sum of k] int32.
 
@@ -61,11 +74,7 @@ class TopKCompressor(Compressor[TopK]):
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
         for slot in self.slots:
-            if slot.numel > MAX_NUMEL:
-                raise MismatchError(
-                    f"{slot.name} has {slot.numel} elements, an index of top-k reaches "
-                    f"{MAX_NUMEL}: plan it without compression"
-                )
+            check_reach(slot.name, slot.numel)
         self._densities = spec.densities(len(self.slots))
         self.state[RESIDUAL] = self._zeros()
         if context.momentum_of is not None:

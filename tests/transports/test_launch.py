@@ -154,9 +154,13 @@ def test_no_rank_outlives_a_killed_parent():
 
 
 def test_ctrl_c_ends_the_ranks_without_a_word():
-    """It reaches the whole process group; a Python that starts would show where."""
+    """It reaches the whole process group; a Python that starts would show where.
+
+    Where the tests run in the background, processes ignore it unless told otherwise.
+    """
     run_two = (
-        "import sys; from comm_plan.transports.launch import run_local\n"
+        "import signal, sys; from comm_plan.transports.launch import run_local\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try: run_local(sys.argv[1:], 2)\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
