@@ -45,7 +45,14 @@ def make_problem(
     if patterns is not None:
         patterns = tuple(patterns)
         _check_patterns(profile, patterns)
-    prices = Prices(profile, network, ranks, patterns, settings.algorithm)
+    prices = Prices(
+        profile,
+        network,
+        ranks,
+        patterns,
+        settings.algorithm,
+        settings.momentum_correction,
+    )
     tensors = profile.tensors
     problem = Problem(
         compute=Compute.of(profile),

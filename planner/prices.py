@@ -50,13 +50,23 @@ class DeviceCost:
     codec: tuple[CostCurve, ...]
 
     @classmethod
-    def measured(cls, costs: tuple[CompressionCost, ...], messages: int) -> DeviceCost:
+    def measured(
+        cls,
+        costs: tuple[CompressionCost, ...],
+        messages: int,
+        momentum_correction: bool = False,
+    ) -> DeviceCost:
         """Return the interpolation of a profile's entries for one compressor.
 
         Args:
             costs: the entries.
             messages: how many have to be decoded.
+            momentum_correction: momentum is applied before compression.
         """
+
+        def compress_s(cost: CompressionCost) -> float:
+            return cost.compress_s + momentum_correction * cost.momentum_s
+
         densities = sorted({cost.density for cost in costs})
         groups = [
             sorted((c for c in costs if c.density == d), key=lambda c: c.numel)
@@ -64,7 +74,7 @@ class DeviceCost:
         ]
         return cls(
             np.array(densities),
-            tuple(_curve({c.numel: c.compress_s for c in g}) for g in groups),
+            tuple(_curve({c.numel: compress_s(c) for c in g}) for g in groups),
             tuple(_curve({c.numel: c.codec_s(messages) for c in g}) for g in groups),
         )
 
@@ -118,6 +128,7 @@ class Prices:
             the methods whose specs say so.
         algorithm: the closed form that carries costs to another world size, for the
             collectives that have one of this name; None: each one's first.
+        momentum_correction: momentum is applied before compression.
     """
 
     profile: Profile
@@ -125,6 +136,7 @@ class Prices:
     world_size: int
     dense_layers: tuple[str, ...] | None = None
     algorithm: str | None = None
+    momentum_correction: bool = False
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
     _devices: dict[tuple[str, int], DeviceCost] = field(
         default_factory=dict, repr=False
@@ -142,7 +154,12 @@ class Prices:
     def at(self, profile: Profile, network: Network) -> Prices:
         """Return the prices at other costs of the same model."""
         return Prices(
-            profile, network, self.world_size, self.dense_layers, self.algorithm
+            profile,
+            network,
+            self.world_size,
+            self.dense_layers,
+            self.algorithm,
+            self.momentum_correction,
         )
 
     def curve(self, collective: str) -> CostCurve:
@@ -231,7 +248,9 @@ class Prices:
         if costs:
             key = spec.kind, messages
             if key not in self._devices:
-                self._devices[key] = DeviceCost.measured(costs, messages)
+                self._devices[key] = DeviceCost.measured(
+                    costs, messages, self.momentum_correction
+                )
             densities = np.array(spec.densities(len(numel)))
             return self._devices[key].seconds(numel, densities)
         if spec.lossless:

@@ -112,6 +112,7 @@ class CompressionCost(Value):
     ``encode_s``: what the communication thread does before it sends.
     ``decompress_s``: decode one rank's message into the averaged gradient.
     ``another_s``: what each further rank's message adds to that; None: as much again.
+    ``momentum_s``: what momentum correction adds to ``compress_s``.
     ``density`` is 1 for compressors that send every element.
     """
 
@@ -121,6 +122,7 @@ class CompressionCost(Value):
     encode_s: Seconds = 0.0
     decompress_s: Seconds
     another_s: Seconds | None = None
+    momentum_s: Seconds = 0.0
 
     def codec_s(self, messages: int) -> float:
         """Return what the communication thread needs if so many messages come back."""

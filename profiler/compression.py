@@ -4,7 +4,8 @@ Each point is one bucket of standard normal gradients, and the cost of one of it
 tensors: ``compress_s`` is add and before it, unless the method is linear, the engine's
 look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is decode of
 one rank's message and write, ``another_s`` what each further message adds where they
-are gathered. Medians, after a warm-up. All ranks measure at once, since in training
+are gathered; ``momentum_s`` what adding and encoding take longer with momentum
+correction. Medians, after a warm-up. All ranks measure at once, since in training
 they compress at once and may share cores; the rank that needs longest counts.
 
 In training a gradient comes fresh from backward, but a whole model has passed through
@@ -25,13 +26,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
-from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.base import (
+    VELOCITY,
+    Compressor,
+    Context,
+    Message,
+    Slot,
+)
+from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError
 from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, spec_class
@@ -53,6 +62,7 @@ FURTHER = 4
 
 _REPETITIONS = 3
 _WARMUP = 1
+_MOMENTUM = 0.9
 
 
 def compression_costs(
@@ -132,13 +142,45 @@ def _measured(
     rows = math.isqrt(numel)
     shape = rows, numel // rows
     slots = [Slot(f"tensor{i}", math.prod(shape), shape) for i in range(tensors)]
-    compressor = build(spec, spec.default_collective(), slots, context)
-    gradient = torch.randn(math.prod(shape), device=device)
-    moment = spec.second_moment_at(density)
+    collective = spec.default_collective()
+    plain = build(spec, collective, slots, context)
+    seconds = _seconds(plain, density, device)
+    momentum_s = 0.0
+    momentum = Momentum(_MOMENTUM)
+    corrected = build(
+        spec, collective, slots, replace(context, momentum_of=lambda name: momentum)
+    )
+    if VELOCITY in corrected.state:
+        # Masking is part of it, wherever that happens.
+        both_s = _seconds(corrected, density, device)
+        momentum_s = max(0.0, sum(both_s[:2]) - sum(seconds[:2]))
+    compress_s, encode_s, decompress_s, another_s = seconds
+    return CompressionCost(
+        numel=numel,
+        density=density,
+        compress_s=compress_s,
+        encode_s=encode_s,
+        decompress_s=decompress_s,
+        another_s=another_s if _is_gathered(plain) else None,
+        momentum_s=momentum_s,
+    )
+
+
+def _is_gathered(compressor: Compressor) -> bool:
+    """Return whether every rank's message comes back."""
+    return COLLECTIVES[compressor.collective].messages(FURTHER + 1) > 1
+
+
+def _seconds(
+    compressor: Compressor, density: float, device: torch.device
+) -> tuple[float, float, float, float]:
+    """Return what adding, encoding, decoding one and another message take a tensor."""
+    tensors, numel = len(compressor.slots), compressor.slots[0].numel
+    gradient = torch.randn(numel, device=device)
+    moment = compressor.spec.second_moment_at(density)
     second_moment = None if moment is None else torch.full_like(gradient, moment)
-    gathered = COLLECTIVES[compressor.collective].messages(FURTHER + 1) > 1
+    means = torch.empty(tensors, numel, device=device)
     laps: list[tuple[float, float, float, float]] = []
-    means = torch.empty(tensors, gradient.numel(), device=device)
     for step in range(_WARMUP + _REPETITIONS):
         _empty(compressor)
         compressor.step = step
@@ -153,23 +195,16 @@ def _measured(
         encoded_s = _now(device)
         _hand_out(compressor, [message], means)
         first_s = _now(device)
-        if gathered:
+        if _is_gathered(compressor):
             _hand_out(compressor, [message] * (FURTHER + 1), means)
         both_s = _now(device) - encoded_s
         decoded_s = first_s - encoded_s
         another_s = max(0.0, (both_s - 2 * decoded_s) / FURTHER)
         laps.append((added_s - begin_s, encoded_s - added_s, decoded_s, another_s))
-    compress_s, encode_s, decompress_s, another_s = (
+    add_s, encode_s, decode_s, another_s = (
         median(lap) / tensors for lap in zip(*laps[_WARMUP:], strict=True)
     )
-    return CompressionCost(
-        numel=numel,
-        density=density,
-        compress_s=compress_s,
-        encode_s=encode_s,
-        decompress_s=decompress_s,
-        another_s=another_s if gathered else None,
-    )
+    return add_s, encode_s, decode_s, another_s
 
 
 def _hand_out(

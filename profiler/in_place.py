@@ -175,6 +175,7 @@ def _scaled(
                 "encode_s": cost.encode_s * codec,
                 "decompress_s": cost.decompress_s * codec,
                 "another_s": None if cost.another_s is None else cost.another_s * codec,
+                "momentum_s": cost.momentum_s * compress,
             }
         )
         for cost in costs

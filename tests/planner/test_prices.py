@@ -65,6 +65,16 @@ def test_costs_are_interpolated_between_sizes_and_densities():
     assert codec == pytest.approx([1.75, 3.5, 5.25, 1.75])
 
 
+def test_momentum_correction_costs_more_where_it_is_asked_for():
+    cost = CompressionCost(
+        numel=10, density=1.0, compress_s=1.0, decompress_s=2.0, momentum_s=0.5
+    )
+    numel, density = np.array([10.0]), np.array([1.0])
+    for asked, expected_s in ((False, 1.0), (True, 1.5)):
+        compress, codec = DeviceCost.measured((cost,), 1, asked).seconds(numel, density)
+        assert (compress.item(), codec.item()) == (expected_s, 2.0)
+
+
 def test_further_messages_may_cost_less_than_the_first():
     cost = CompressionCost(
         numel=1, compress_s=0.0, encode_s=1.0, decompress_s=2.0, another_s=0.5

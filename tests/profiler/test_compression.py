@@ -1,11 +1,17 @@
 """Costs of the compressors: complete, and measured at the density they claim."""
 
+import time
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comm_plan.compressors import build
+from comm_plan.compressors.base import VELOCITY, Context, Slot
+from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError
-from comm_plan.plans.compression import KINDS
+from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler import compression, compression_costs
 from comm_plan.profiler.compression import sizes
 
@@ -42,7 +48,7 @@ def test_sparse_methods_are_measured_at_the_density_they_claim(
     real = compression.build
     monkeypatch.setattr(compression, "build", spying)
     compression_costs(20_000, kinds=[kind], densities=[density])
-    sent = lengths[-4:]  # the repetitions at the largest size
+    sent = lengths[-4:]  # at the largest size, with momentum where it is corrected
     expected = compression.MOST_TENSORS * 20_000 * density
     assert all(n == pytest.approx(expected, rel=0.3) for n in sent)
 
@@ -67,3 +73,22 @@ def test_unknown_compressors_and_densities_are_refused():
         compression_costs(10, kinds=["zip"])
     with pytest.raises(InputError, match=r"density is 1.5"):
         compression_costs(10, kinds=["topk"], densities=[1.5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_momentum_costs_what_it_takes_where_it_is_corrected(kind, monkeypatch):
+    accelerate = Momentum.accelerate
+
+    def slow(*arguments):
+        time.sleep(5e-3)
+        return accelerate(*arguments)
+
+    monkeypatch.setattr(Momentum, "accelerate", slow)
+    (cost,) = compression_costs(1000, kinds=[kind], densities=[0.01])[kind]
+    context = Context(1, 0, torch.device("cpu"), momentum_of=lambda name: Momentum(0.9))
+    collective = spec_class(kind).default_collective()
+    spec = spec_class(kind).at_density(0.5)
+    corrects = (
+        VELOCITY in build(spec, collective, [Slot("a", 8, (2, 4))], context).state
+    )
+    assert (cost.momentum_s > 2e-3) == corrects
