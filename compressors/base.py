@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
+import torch
 from typing_extensions import TypeVar
 
 from comm_plan.compressors.momentum import Momentum
@@ -47,8 +48,6 @@ from comm_plan.plans.compression.spec import (
 from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
-    import torch
-
     from comm_plan.transports.base import Transport
 
 __all__ = [
@@ -204,3 +203,19 @@ class Compressor(ABC, Generic[SpecT]):
 
     def undo(self) -> None:
         """Take back what :meth:`encode` sent: the step is skipped on all ranks."""
+
+    def _remember(self, quantity: str) -> torch.Tensor:
+        """Add zeros to the state; return them flat, for the whole bucket."""
+        flat = self._zeros()
+        self.state[quantity] = list(flat.split([slot.numel for slot in self.slots]))
+        return flat
+
+    def _zeros(self) -> torch.Tensor:
+        """Return zeros for the whole bucket, [numel of all slots] float32."""
+        numel = sum(slot.numel for slot in self.slots)
+        return torch.zeros(numel, device=self.context.device)
+
+    def _zeros_by_slot(self) -> list[torch.Tensor]:
+        """Return zeros of each slot's own, [numel] float32 each."""
+        device = self.context.device
+        return [torch.zeros(slot.numel, device=device) for slot in self.slots]

@@ -52,10 +52,9 @@ class ModelTopKCompressor(Compressor[ModelTopK]):
         )
         (residual,) = self._whole.state[RESIDUAL]
         self.state[RESIDUAL] = list(residual.split(numels))
-        self._velocity = torch.zeros_like(residual)
         if context.momentum_of is not None:
-            self.state[VELOCITY] = list(self._velocity.split(numels))
-        self._vector = torch.zeros(sum(numels), device=context.device)
+            self._velocity = self._remember(VELOCITY)
+        self._vector = self._zeros()
         self._parts = self._vector.split(numels)
 
     @property

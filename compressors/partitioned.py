@@ -99,12 +99,3 @@ class PartitionedCompressor(Compressor[SpecT]):
         self._means[self._written] = 0
         self._means[positions] = sums / self.context.world_size
         self._written = positions
-
-    def _remember(self, quantity: str) -> torch.Tensor:
-        """Add zeros to the state; return them flat, for the whole bucket."""
-        flat = self._zeros()
-        self.state[quantity] = list(flat.split(self._numels))
-        return flat
-
-    def _zeros(self) -> torch.Tensor:
-        return torch.zeros(sum(self._numels), device=self.context.device)

@@ -62,12 +62,9 @@ class PowerSgdCompressor(Compressor[PowerSgd]):
             matrix_of(slot.shape, rank)
             for slot, rank in zip(self.slots, ranks, strict=True)
         ]
-        device = context.device
-        self.state[RESIDUAL] = [
-            torch.zeros(slot.numel, device=device) for slot in self.slots
-        ]
+        self.state[RESIDUAL] = self._zeros_by_slot()
         self.state[FACTORS] = [
-            random_factors(slot.name, matrix).to(device)
+            random_factors(slot.name, matrix).to(context.device)
             for slot, matrix in zip(self.slots, self._matrices, strict=True)
         ]
         self._is_even = True

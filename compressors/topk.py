@@ -76,9 +76,9 @@ class TopKCompressor(Compressor[TopK]):
         for slot in self.slots:
             check_reach(slot.name, slot.numel)
         self._densities = spec.densities(len(self.slots))
-        self.state[RESIDUAL] = self._zeros()
+        self.state[RESIDUAL] = self._zeros_by_slot()
         if context.momentum_of is not None:
-            self.state[VELOCITY] = self._zeros()
+            self.state[VELOCITY] = self._zeros_by_slot()
         self._selections = [fresh_state(context.device) for _ in self.slots]
         self._ks: list[int] = []
         self._sent: Message = ()
@@ -174,10 +174,6 @@ class TopKCompressor(Compressor[TopK]):
 
     def _keep(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
         self.state[RESIDUAL][index].index_add_(0, indices, values)
-
-    def _zeros(self) -> list[torch.Tensor]:
-        device = self.context.device
-        return [torch.zeros(slot.numel, device=device) for slot in self.slots]
 
     def _fit_message(self) -> None:
         """Lay the message out anew where a density warm-up changed the ks."""

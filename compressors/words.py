@@ -129,13 +129,9 @@ class WordCompressor(Compressor[WordsT]):
         self._residual[position] = before[RESIDUAL] - sent
 
     def _remember(self, quantity: str) -> torch.Tensor:
-        """Add zeros to the state; return them flat, for the whole bucket."""
-        flat = self._flat[quantity] = self._zeros()
-        self.state[quantity] = list(torch.split(flat, self._numels))
+        """Add zeros to the state, also to what can be undone."""
+        flat = self._flat[quantity] = super()._remember(quantity)
         return flat
-
-    def _zeros(self) -> torch.Tensor:
-        return torch.zeros(sum(self._numels), device=self.context.device)
 
 
 def _check_indexable(kind: str, slots: Sequence[Slot]) -> None:
