@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import nn
 
 from comm_plan.plans import (
     Bucket,
@@ -26,8 +27,7 @@ from comm_plan.plans import (
     PlannedModel,
     Profile,
 )
-from comm_plan.plans.compression import Dense, Spec, spec_class
-from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.timing import StepSeconds
@@ -63,7 +63,7 @@ def in_place(
         middle = _middle(costs[kind])
         spec = spec_class(kind).at_density(middle[0].density)
         transport.barrier()
-        own = _factors(trial, workload, profile, spec, middle)
+        own = _factors(trial, workload.model, profile, spec, middle)
         of_ranks = transport.gather_objects(own)
         costs[kind] = _scaled(costs[kind], *np.mean(of_ranks, axis=0).tolist())
         if progress is not None:
@@ -86,16 +86,16 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
 
 def _factors(
     trial: Trial,
-    workload: Measurable,
+    model: nn.Module,
     profile: Profile,
     spec: Spec,
     costs: Sequence[CompressionCost],
 ) -> tuple[float, float]:
     """Return the factors on what delays backward and on what occupies the thread."""
-    buckets = _buckets(profile, spec)
-    resting, working = _seconds(trial, workload, buckets)
+    plan = _plan(profile, spec)
+    resting, working = _seconds(trial, model, plan)
     delay_s = (working[1] - working[0]) - resting
-    _, start, finish = working[2:].reshape(3, len(buckets))
+    _, start, finish = working[2:].reshape(3, len(plan.buckets))
     thread_s = float(np.sum(finish - start))
     numels = [t.numel for t in profile.tensors if t.dtype in spec.dtypes]
     sizes = [cost.numel for cost in costs]
@@ -114,44 +114,41 @@ def _factor(in_place_s: float, alone_s: float) -> float:
     return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
 
 
-def _buckets(profile: Profile, spec: Spec) -> tuple[Bucket, ...]:
+def _plan(profile: Profile, spec: Spec) -> Plan:
     """Return a bucket of all tensors that ``spec`` takes, and one per other dtype."""
     names: dict[str, list[str]] = {}
     for tensor in profile.tensors:
         names.setdefault(tensor.dtype, []).append(tensor.name)
-    return tuple(
-        Bucket(
-            tensors=tuple(members),
-            compressor=spec if dtype in spec.dtypes else Dense(),
-            collective=spec.default_collective()
+    return Plan(
+        solver="single",
+        model=PlannedModel(
+            name=profile.model.name, fingerprint=profile.model.fingerprint
+        ),
+        world_size=1,
+        backend=LocalTransport.backend,
+        buckets=tuple(
+            Bucket(
+                tensors=tuple(members),
+                compressor=spec,
+                collective=spec.default_collective(),
+            )
             if dtype in spec.dtypes
-            else Dense.default_collective(),
-        )
-        for dtype, members in names.items()
+            else Bucket(tensors=tuple(members))
+            for dtype, members in names.items()
+        ),
     )
 
 
-def _seconds(
-    trial: Trial, workload: Measurable, buckets: tuple[Bucket, ...]
-) -> tuple[float, StepSeconds]:
+def _seconds(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, StepSeconds]:
     """Return what backward takes from its first gradient to its last, and a step.
 
     The first while the engine rests; the second are the moments of a step under it.
     """
-    plan = Plan(
-        solver="single",
-        model=PlannedModel(
-            name=workload.name, fingerprint=model_fingerprint(workload.model)
-        ),
-        world_size=1,
-        backend=LocalTransport.backend,
-        buckets=buckets,
-    )
-    device = next(workload.model.parameters()).device
+    device = next(model.parameters()).device
     resting: list[float] = []
     working: list[StepSeconds] = []
     with Engine(
-        workload.model, plan, LocalTransport(device), find_unused_parameters=True
+        model, plan, LocalTransport(device), find_unused_parameters=True
     ) as engine:
         for _ in range(1 + ITERATIONS):
             with engine.no_sync():

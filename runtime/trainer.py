@@ -167,13 +167,19 @@ def running(
     Raises:
         MismatchError: the plan does not fit the workload or the run, or ranks differ.
     """
-    of_workload = {"workload": workload.name, "batch size": workload.batch_size}
-    check_settings({**of_workload, **options.settings()}, transport)
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = workload.model.to(transport.device).train()
     optimizer = workload.optimizer(model.parameters())
-    own = {f"{name} of the optimizer": v for name, v in optimizer.defaults.items()}
-    check_settings({"optimizer": type(optimizer).__name__, **own}, transport)
+    check_settings(
+        {
+            "workload": workload.name,
+            "batch size": workload.batch_size,
+            **options.settings(),
+            "optimizer": type(optimizer).__name__,
+            **{f"{key} of the optimizer": v for key, v in optimizer.defaults.items()},
+        },
+        transport,
+    )
     parts = micro_batches(
         workload,
         plan,
@@ -218,6 +224,7 @@ class Run:
         self.engine = engine
         self.base_rates = [group["lr"] for group in optimizer.param_groups]
         self.parts = parts
+        self.density_floor = 0.0
         self.position = Position()
         self.epoch_random = randomness.states()
         self.checkpoints = (
@@ -353,7 +360,7 @@ class Run:
             iteration_s=seconds,
             message_nbytes=sum(bucket.sent_nbytes for bucket in buckets),
             dense_nbytes=sum(bucket.dense_nbytes for bucket in buckets),
-            density_floor=self._floor(epoch),
+            density_floor=self.density_floor,
             skipped=self.engine.last_step_skipped,
         )
         self.options.watcher(event, self.engine)
@@ -390,11 +397,9 @@ class Run:
                 self.epoch_random,
             )
 
-    def _floor(self, epoch: int) -> float:
+    def _warm_up(self, epoch: int) -> None:
         warmup = self.options.density_warmup
         if isinstance(warmup, int):
             warmup = warmup_densities(self.engine.plan, warmup)
-        return warmup[epoch] if epoch < len(warmup) else 0.0
-
-    def _warm_up(self, epoch: int) -> None:
-        self.engine.warm_up(self._floor(epoch))
+        self.density_floor = warmup[epoch] if epoch < len(warmup) else 0.0
+        self.engine.warm_up(self.density_floor)
