@@ -1,24 +1,30 @@
-"""A short training in each framework, by DDP or by a plan. Runs as one rank.
+"""Short trainings in a framework, by DDP or by a plan, each by two ranks.
 
-    python programs.py FRAMEWORK HOW STEPS FOLDER
+    python programs.py FRAMEWORK STEPS HOW FOLDER [HOW FOLDER ...]
 
 HOW is ``ddp`` or the path of a plan. Accumulates over two batches and has a batch norm.
 A checkpoint that is in FOLDER is taken up, and one is written at the end. Every rank
 writes its parameters, and what its engine remembers and has loaded, to
-``FOLDER/rank-N.pt``.
+``training-T-rank-R.pt``. The ranks are forks of this process, which imports the framework
+once for all: that takes far longer than the trainings.
 """
 
 import copy
+import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
 from comm_plan.runtime import Engine
+from comm_plan.transports.launch import free_port
 
+RANKS = 2
 FEATURES, CLASSES = 6, 3
 BATCH, ACCUMULATED = 4, 2
 LEARNING_RATE = 0.05
@@ -65,7 +71,7 @@ class WithLoss(nn.Module):
 
 def samples(steps):
     """Return as many as two ranks need."""
-    return Samples(2 * BATCH * ACCUMULATED * steps)
+    return Samples(RANKS * BATCH * ACCUMULATED * steps)
 
 
 def with_accelerate(how, steps, folder):
@@ -148,7 +154,7 @@ def with_lightning(how, steps, folder):
 
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=2,
+        devices=RANKS,
         strategy="ddp" if how == "ddp" else PlanStrategy(how),
         accumulate_grad_batches=ACCUMULATED,
         max_epochs=2 if saved.exists() else 1,
@@ -182,19 +188,34 @@ def _note_loads():
     return loaded
 
 
-def main():
-    """Train, and write what came of it."""
-    framework, how, steps, folder = sys.argv[1:]
+def train(rank, port, framework, steps, how, folder, number):
+    """Be one rank: train, and write what came of it."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     torch.set_num_threads(1)
-    train = globals()[f"with_{framework}"]
     loaded = _note_loads()
-    model, remembered = train(how, int(steps), Path(folder))
+    model, remembered = globals()[f"with_{framework}"](how, steps, folder)
     values = {name: value.detach() for name, value in model.state_dict().items()}
-    path = Path(folder) / f"rank-{dist.get_rank()}.pt"
     written = {"values": values, "remembered": remembered, "loaded": loaded}
-    torch.save(written, path)
+    torch.save(written, f"training-{number}-rank-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main():
+    """Do the trainings one after another."""
+    framework, steps, *jobs = sys.argv[1:]
+    import_module(f"comm_plan.integrations.{framework}")
+    for number, (how, folder) in enumerate(zip(jobs[::2], jobs[1::2], strict=True)):
+        Path(folder).mkdir(exist_ok=True)
+        job = (free_port(), framework, int(steps), how, Path(folder), number)
+        start_processes(train, job, RANKS, start_method="fork")
 
 
 if __name__ == "__main__":
