@@ -35,7 +35,7 @@ COMMAND = [sys.executable, "-m", "comm_plan.cli"]
 
 def agent(folder, endpoint, is_host):
     """Start one host's launcher, in a session of its own; one has to be the host."""
-    conf = f"last_call_timeout=5,is_host={is_host}"
+    conf = f"last_call_timeout=5,keep_alive_interval=1,is_host={is_host}"
     launcher = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2",
         "--nproc-per-node", "1", "--max-restarts", "5", "--rdzv-backend", "c10d",

@@ -5,8 +5,8 @@
 HOW is ``ddp`` or the path of a plan. Accumulates over two batches and has a batch norm.
 A checkpoint that is in FOLDER is taken up, and one is written at the end. Every rank
 writes its parameters, and what its engine remembers and has loaded, to
-``training-T-rank-R.pt``. The ranks are forks of this process, which imports the framework
-once for all: that takes far longer than the trainings.
+``training-T-rank-R.pt``. The ranks are forks of this process, which imports the
+framework once for all: that takes far longer than the trainings.
 """
 
 import copy

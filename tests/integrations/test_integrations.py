@@ -33,8 +33,9 @@ def trained(request, tmp_path_factory):
         "sparse": ("sparse.json", "sparse"),
         "resumed": ("sparse.json", "sparse"),  # finds the checkpoint
     }
+    words = (request.param, str(STEPS), *chain(*jobs.values()))
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), request.param, str(STEPS), *chain(*jobs.values())],
+        [sys.executable, str(PROGRAM), *words],
         cwd=folder, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
