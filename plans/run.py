@@ -50,6 +50,8 @@ class Traffic(Value):
 
     ``interface_tx_nbytes`` is what the operating system counted on all network
     interfaces of rank 0's host per step, protocol headers included, where it can tell.
+    ``steps_nbytes`` are the bytes of all messages in each step: they change while a
+    warm-up lowers the density, and where the data decides what is sent.
     """
 
     buckets: tuple[BucketTraffic, ...]
@@ -57,6 +59,7 @@ class Traffic(Value):
     message_nbytes: MeanNbytes
     compression_ratio: float
     interface_tx_nbytes: MeanNbytes | None = None
+    steps_nbytes: tuple[Nbytes, ...] = ()
 
 
 class Evaluation(Value):

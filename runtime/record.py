@@ -135,6 +135,7 @@ class Recorder:
             message_nbytes=message,
             compression_ratio=dense / message if message else 1.0,
             interface_tx_nbytes=self._tx_nbytes_per_step(),
+            steps_nbytes=tuple(map(sum, self._sent_nbytes)),
         )
 
     def _tx_nbytes_per_step(self) -> float | None:

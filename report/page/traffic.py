@@ -1,23 +1,64 @@
-"""What runs send, by bucket."""
+"""What runs send: by bucket, and over the steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from comm_plan import units
-from comm_plan.report.page.axes import logarithmic, ordinal
+from comm_plan.report.page.axes import linear, logarithmic, ordinal
 from comm_plan.report.page.blocks import Figure
 from comm_plan.report.page.chart import Point, Series, chart
 from comm_plan.report.page.given import ShownRun
+from comm_plan.report.page.learning import MOST_POINTS
 from comm_plan.report.page.sizes import BucketSize, run_sizes
 
 
+CHANGED = 1.05
+"""From this factor between its steps on, how much a run leaves out is drawn."""
+
+
 def traffic(runs: Sequence[ShownRun]) -> Iterator[Figure]:
-    """Yield for each run of several buckets what each of them sends."""
+    """Yield ratios over the steps, and for runs of several buckets what each sends."""
+    if changed := [run for run in runs if _changes(run)]:
+        yield _over_steps(changed)
     for run in runs:
         sizes = run_sizes(run.record)
         if len(sizes) > 1 and any(size.dense for size in sizes):
             yield _figure(run.name, sizes)
+
+
+def _changes(run: ShownRun) -> bool:
+    """Return whether some steps send more than others, and none sends nothing."""
+    steps = run.record.traffic.steps_nbytes if run.record.traffic else ()
+    return bool(steps) and 0 < CHANGED * min(steps) <= max(steps)
+
+
+def _over_steps(runs: Sequence[ShownRun]) -> Figure:
+    series = [
+        Series(run.name, tuple(_ratios(run)), style) for style, run in enumerate(runs)
+    ]
+    points = [point for one in series for point in one.points]
+    return chart(
+        "ratio over step",
+        linear("step", (point.x for point in points), "{:g}".format),
+        logarithmic("dense bytes / bytes sent", (p.y for p in points), units.times),
+        series,
+    )
+
+
+def _ratios(run: ShownRun) -> Iterator[Point]:
+    """Yield the ratio of each step, or of several at the last of them."""
+    sent = run.record.traffic
+    assert sent is not None
+    steps = sent.steps_nbytes
+    first = run.record.steps - len(steps) + 1
+    size = math.ceil(len(steps) / MOST_POINTS)
+    for start in range(0, len(steps), size):
+        chunk = steps[start : start + size]
+        ratio = sent.dense_nbytes * len(chunk) / sum(chunk)
+        last = first + start + len(chunk) - 1
+        yield Point(last, ratio, f"{run.name}, step {last}\n{units.times(ratio)}")
 
 
 def _figure(name: str, sizes: Sequence[BucketSize]) -> Figure:

@@ -204,6 +204,20 @@ def test_a_run_learns_over_steps_and_over_seconds():
     assert not [tip for tip in found.tips() if tip.startswith("optimal, step 3")]
 
 
+def test_a_ratio_that_changes_is_drawn_over_the_steps():
+    steady = RUN.traffic.model_copy(update={"steps_nbytes": (24_000,) * 5})
+    growing = RUN.traffic.model_copy(
+        update={"steps_nbytes": (502_000, 251_000, 251_000, 100_400, 50_200)}
+    )
+    drawn = page(run=RUN.model_copy(update={"traffic": growing}))
+    assert "optimal, step 1\n2.00x" in drawn.tips()
+    assert "optimal, step 5\n20.0x" in drawn.tips()
+    assert (
+        "ratio over step"
+        not in page(run=RUN.model_copy(update={"traffic": steady})).text
+    )
+
+
 def test_a_resumed_run_goes_on_where_it_was():
     resumed = RUN.model_copy(update={"steps": 105})
     assert "optimal, step 104\n1.25" in page(run=resumed).tips()

@@ -157,6 +157,7 @@ def test_traffic_of_unequal_messages_is_their_mean(name):
     record, events, _ = run(*METHODS[name])[0]
     mean = np.mean([event.message_nbytes for event in events])
     assert record.traffic.message_nbytes == pytest.approx(mean)
+    assert record.traffic.steps_nbytes == tuple(e.message_nbytes for e in events)
     assert len({event.message_nbytes for event in events}) > 1
 
 
