@@ -36,6 +36,7 @@ from comm_plan.errors import CommPlanError, InputError, one_line
 from comm_plan.options import (
     OPTIMAL,
     WORKLOAD,
+    AccuracyClass,
     AlgorithmOption,
     Backend,
     CompressorOption,
@@ -226,12 +227,11 @@ def solve(
     compressor: CompressorOption = None,
     options: CompressorOptions = None,
     dense_layers: DenseLayers = None,
+    accuracy: AccuracyClass = "noise",
     allow: Annotated[
-        str | None, typer.Option(help="What auto may use, comma-separated.")
+        str | None,
+        typer.Option(help="What auto may use whatever it loses, comma-separated."),
     ] = None,
-    lossless: Annotated[
-        bool, typer.Option("--lossless", help="auto may use dense only.")
-    ] = False,
     max_ratio: MaxRatio = 1000.0,
     tolerance: Tolerance = 0.01,
     literal: Annotated[
@@ -274,7 +274,8 @@ def solve(
         dense_layers=_names(dense_layers),
         caps_nbytes=caps(threshold),
         max_ratio=max_ratio,
-        allow=("dense",) if lossless else _names(allow),
+        allow=_names(allow),
+        accuracy=accuracy,
         tolerance=tolerance,
         literal=literal,
         momentum_correction=momentum_correction,
@@ -550,12 +551,11 @@ def tune(
     network: Annotated[
         Path | None, typer.Option(help="Do not measure: what benchmark-network wrote.")
     ] = None,
+    accuracy: AccuracyClass | None = None,
     allow: Annotated[
-        str | None, typer.Option(help="Compressors to try, comma-separated.")
+        str | None,
+        typer.Option(help="Compressors to try whatever they lose, comma-separated."),
     ] = None,
-    lossless: Annotated[
-        bool, typer.Option("--lossless", help="Try dense plans only.")
-    ] = False,
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = 1000.0,
     tolerance: Tolerance = 0.01,
@@ -587,7 +587,8 @@ def tune(
                 settings=Settings(
                     dense_layers=_names(dense_layers),
                     max_ratio=max_ratio,
-                    allow=("dense",) if lossless else _names(allow),
+                    allow=_names(allow),
+                    accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,
                 ),
                 profile=None if profile is None else Profile.load(profile),

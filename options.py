@@ -17,6 +17,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     TypeAlias,
     TypeVar,
     cast,
@@ -113,6 +114,15 @@ Tolerance = Annotated[
 MaxRatio = Annotated[
     float,
     typer.Option(min=1, max=1e9, help="Upper bound on numel / k for sparse methods."),
+]
+
+
+AccuracyClass = Annotated[
+    Literal["none", "noise", "loss"],
+    typer.Option(
+        help="What may be lost, by what was measured: none, within noise of dense, or "
+        "more than that."
+    ),
 ]
 
 

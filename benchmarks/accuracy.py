@@ -8,12 +8,13 @@ from the same initial parameters on the same batches for the same number of step
     python -m comm_plan.benchmarks.accuracy measure char-lm
     python -m comm_plan.benchmarks.accuracy table
 
-The ranks are processes of this host, on gloo with one thread each. They start once for
-each seed and train the plans one after the other, each with a fresh workload, by the
-function that ``comm-plan train`` calls. Plans and every finished run are written to
-``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so a
-measurement that was interrupted goes on when it is asked for again. ``table`` writes
-``results/accuracy.md``, and a picture of accuracy against ratio for each task.
+The ranks are processes of this host with one thread each, on gloo or MPI. They start
+once for each seed and train the plans one after the other, each with a fresh workload,
+by the function that ``comm-plan train`` calls. Plans and every finished run are written
+to ``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so
+a measurement that was interrupted goes on when it is asked for again. ``table`` writes
+``results/accuracy.md``, a picture of accuracy against ratio for each task, and
+``planner/accuracy.json``: the evidence on which ``auto`` chooses.
 
 Plans are for the 10 Mbit/s network below, whatever joins the ranks here; it decides
 the densities of LAGS and nothing else. Which tensors travel together changes no other
@@ -32,6 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from comm_plan.benchmarks.accuracy_methods import (
     DECAY,
@@ -43,6 +45,7 @@ from comm_plan.benchmarks.accuracy_methods import (
 from comm_plan.benchmarks.accuracy_runs import (
     RISING,
     Results,
+    measured,
     points,
     summarised,
     table,
@@ -50,6 +53,8 @@ from comm_plan.benchmarks.accuracy_runs import (
 )
 from comm_plan.benchmarks.commands import comm_plan, module
 from comm_plan.benchmarks.pictures import front
+from comm_plan.planner.evidence import Evidence
+from comm_plan.planner.evidence import Task as Measured
 from comm_plan.plans import (
     CollectiveCost,
     Fit,
@@ -68,6 +73,7 @@ RANKS = 4
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100  # none of SEEDS
 RESULTS = Path(__file__).parent / "results"
+EVIDENCE = Path(__file__).parents[1] / "planner" / "accuracy.json"
 
 NETWORK = Network(
     backend="gloo",
@@ -91,6 +97,7 @@ def measure(
     steps: int,
     seeds: Sequence[int],
     file: Path,
+    backend: str,
 ) -> None:
     """Train what ``file`` does not hold yet, and add it there."""
     results = Results(file)
@@ -103,6 +110,7 @@ def measure(
             "workload": workload,
             "steps": steps,
             "seed": seed,
+            "backend": backend,
             "variants": {
                 name: asdict(variant)
                 for name, variant in chosen.items()
@@ -113,7 +121,7 @@ def measure(
             json.dump(jobs, list_of_jobs)
             list_of_jobs.flush()
             argv = module(__spec__.name, "ranks", list_of_jobs.name, file)
-            code = run_local(argv, RANKS)
+            code = run_local(argv, RANKS, backend)
         if code:
             sys.exit(code)
 
@@ -150,7 +158,7 @@ def ranks(jobs: Path, file: Path) -> None:
     torch.set_num_threads(1)
     asked, results = json.loads(jobs.read_text()), Results(file)
     plans, task = results.plans, TASKS[asked["workload"]]
-    with connect("gloo") as transport:
+    with connect(asked["backend"]) as transport:
         for name, fields in asked["variants"].items():
             variant = Variant(**fields)
             options = options_for(variant, asked["steps"], asked["seed"])
@@ -196,7 +204,30 @@ def write_tables(folder: Path) -> None:
         "",
     ]
     write_atomically(folder / "accuracy.md", "\n".join(text))
+    kept = TypeAdapter(tuple[Evidence, ...]).dump_json(evidence(folder), indent=1)
+    write_atomically(EVIDENCE, kept + b"\n")
     print("\n".join(text))
+
+
+def evidence(folder: Path) -> tuple[Evidence, ...]:
+    """Return what the trainings of full length show of each method."""
+    found: dict[tuple[str, float, str], list[Measured]] = {}
+    for workload, task in TASKS.items():
+        file = folder / f"accuracy-{workload}-{task.steps}.json"
+        if not file.exists():
+            continue
+        results, every = Results(file), variants(task)
+        beside_dense = measured(workload, results.runs)
+        for name, of_task in beside_dense.items():
+            if (method := every[name].method) is not None:
+                plan = Plan.model_validate(results.plans[name])
+                ratio = max(bucket.compressor.ratio for bucket in plan.buckets)
+                key = (method, ratio, every[name].remedies)
+                found.setdefault(key, []).append(of_task)
+    return tuple(
+        Evidence(method=method, ratio=ratio, remedies=remedies, tasks=tuple(tasks))
+        for (method, ratio, remedies), tasks in sorted(found.items())
+    )
 
 
 def picture(workload: str, results: Results) -> bytes:
@@ -220,8 +251,12 @@ def parsed() -> argparse.Namespace:
         sub.add_argument("--results", type=Path, default=RESULTS, help="a folder")
     for sub in (every["tune"], every["measure"]):
         sub.add_argument("workload", choices=TASKS)
-        sub.add_argument("--only", default="", help="variants whose name contains this")
+        sub.add_argument(
+            "--only", nargs="+", default=[""], help="variants with one of these in it"
+        )
         sub.add_argument("--steps", type=int, help="default: the task's")
+        sub.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+        sub.add_argument("--backend", choices=("gloo", "mpi"), default="gloo")
     sub = verbs.add_parser("ranks")
     sub.add_argument("jobs", type=Path)
     sub.add_argument("file", type=Path)
@@ -239,12 +274,16 @@ def main() -> None:
         return
     task = TASKS[arguments.workload]
     chosen = variants(task) if arguments.verb == "measure" else tuning(task)
-    chosen = {name: v for name, v in chosen.items() if arguments.only in name}
+    chosen = {
+        name: variant
+        for name, variant in chosen.items()
+        if any(part in name for part in arguments.only)
+    }
     steps = arguments.steps or task.steps
     part = "" if arguments.verb == "measure" else "tuning-"
     file = arguments.results / f"accuracy-{part}{arguments.workload}-{steps}.json"
-    seeds = SEEDS if arguments.verb == "measure" else (TUNING_SEED,)
-    measure(arguments.workload, chosen, steps, seeds, file)
+    seeds = arguments.seeds if arguments.verb == "measure" else (TUNING_SEED,)
+    measure(arguments.workload, chosen, steps, seeds, file, arguments.backend)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What the accuracy benchmark trains: tasks, and every method in two forms.
 
-*As printed*: as the method's paper trains it. *Recommended*: as this project would:
-with momentum correction where the optimizer has momentum, and a warm-up of density and
-learning rate. Methods that leave nothing behind need no remedy and have one form.
+*As printed*: as the method's paper trains it. *Plain*: as ``comm-plan solve`` plans it
+unless told otherwise, where that is something else. *With remedies*: with momentum
+correction where the optimizer has momentum, and a warm-up of density and learning rate.
+Methods that leave nothing behind need no remedy and have one form.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from comm_plan.runtime.trainer import GTOPK_WARMUP
 
-Form = Literal["dense", "as printed", "recommended", "tuning"]
+Form = Literal["dense", "as printed", "plain", "with remedies", "tuning"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Task:
     Attributes:
         steps: unless others are asked for.
         options: of the workload.
-        warmup_epochs: of the recommended form.
+        warmup_epochs: of the form with remedies.
         taus: what Strom and the hybrid are tuned over.
         tau: what was best as printed.
         corrected_tau: what is best with the remedies.
@@ -64,7 +65,7 @@ DECAY = "cosine"
 
 DENSITY = 0.01
 WITHOUT_DENSITY = ("vgc alpha 1.5", "strom", "hybrid")
-"""Recommended forms of methods that decide by other means how much they send."""
+"""Methods with remedies that decide by other means how much they send."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,25 @@ class Variant:
     density_warmup: tuple[float, ...] | int = ()
     lr_warmup: float = 0.0
 
+    @property
+    def method(self) -> str | None:
+        """For which of ``METHODS`` it is evidence: the forced one, as ours."""
+        if "--compressor" not in self.solve or "as_printed=True" in self.solve:
+            return None
+        return self.solve[self.solve.index("--compressor") + 1]
+
+    @property
+    def remedies(self) -> str:
+        """What is done beside compressing, in words."""
+        done = []
+        if "--momentum-correction" in self.solve:
+            done.append("momentum correction")
+        if self.density_warmup:
+            done.append("density warm-up")
+        if self.lr_warmup:
+            done.append("learning-rate warm-up")
+        return ", ".join(done)
+
 
 def forced(compressor: str, **options: object) -> tuple[str, ...]:
     """Return the options of ``solve`` for one compressor everywhere."""
@@ -94,7 +114,7 @@ def variants(task: Task) -> dict[str, Variant]:
     """Return everything to train, by name; dense is the first."""
     every = {"dense": Variant("dense", ("--solver", "single"))}
     every |= {name: Variant("as printed", solve) for name, solve in quantised().items()}
-    return every | as_printed(task) | recommended(task)
+    return every | as_printed(task) | plain() | with_remedies(task)
 
 
 def quantised() -> dict[str, tuple[str, ...]]:
@@ -140,7 +160,15 @@ def as_printed(task: Task) -> dict[str, Variant]:
     return found
 
 
-def recommended(task: Task) -> dict[str, Variant]:
+def plain() -> dict[str, Variant]:
+    """Return the sparse methods as they are planned without a word more."""
+    return {
+        f"{name} 1 %, plain": Variant("plain", forced(name, density=DENSITY))
+        for name in ("gtopk", "spardl")
+    }
+
+
+def with_remedies(task: Task) -> dict[str, Variant]:
     """Return the sparse methods with the remedies for what they send late."""
     correction = ("--momentum-correction",) if task.momentum else ()
     solves = {
@@ -158,8 +186,8 @@ def recommended(task: Task) -> dict[str, Variant]:
         "lags, c <= 100": ("--solver", "lags", "--max-ratio", "100", *correction),
     }
     return {
-        f"{name}, recommended": Variant(
-            "recommended",
+        f"{name}, with remedies": Variant(
+            "with remedies",
             solve,
             density_warmup=() if name in WITHOUT_DENSITY else task.warmup_epochs,
             lr_warmup=task.warmup_epochs,

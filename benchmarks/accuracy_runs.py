@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from comm_plan.benchmarks.pictures import Point
+from comm_plan.planner.evidence import Task
 from comm_plan.plans import RunRecord, write_atomically
 
 RISING = ("accuracy",)
@@ -110,6 +111,36 @@ def by_variant(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each variant, dense first, else in their order."""
     names = dict.fromkeys(["dense", *(run.variant for run in runs)])
     return {name: [run for run in runs if run.variant == name] for name in names}
+
+
+NOISE = {"accuracy": 0.003, "loss": 0.02}
+"""What the mean of a method may be worse than that of dense in any case."""
+
+
+def measured(task: str, runs: Sequence[Run]) -> dict[str, Task]:
+    """Return what each variant but dense did in a task.
+
+    Args:
+        task: its name.
+        runs: of one length.
+    """
+    every = by_variant(runs)
+    dense = [run.value for run in every.pop("dense")]
+    sign = 1 if runs[0].metric in RISING else -1
+    worst, found = min(sign * value for value in dense), {}
+    for name, of_variant in every.items():
+        value = mean(run.value for run in of_variant)
+        behind = sign * (mean(dense) - value)
+        found[name] = Task(
+            name=task,
+            metric=runs[0].metric,
+            steps=runs[0].steps,
+            seeds=len(of_variant),
+            difference=value - mean(dense),
+            within_noise=behind <= NOISE[runs[0].metric] or sign * value >= worst,
+            ratio=mean(run.ratio for run in of_variant),
+        )
+    return found
 
 
 def table(runs: Sequence[Run]) -> list[str]:

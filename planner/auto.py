@@ -1,7 +1,8 @@
 """Auto: the least compression that reaches the best iteration time.
 
 1. ``joint`` finds the fastest plan over all allowed compressors, collectives and, for
-   sparse methods, a grid of densities.
+   sparse methods, a grid of densities. What is allowed unless it is named follows from
+   what was measured of each method's accuracy (``evidence``).
 2. Convergence suffers from the largest ratio (LAGS, Corollary 2: with its cube). So
    the smallest ratio is looked for to which all buckets can be limited while a plan
    within the tolerance of the best time remains; that plan is taken.
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 from comm_plan.errors import InputError
 from comm_plan.planner import joint, optimal
+from comm_plan.planner.evidence import ROUNDING
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import BY_DEFAULT, method
@@ -52,8 +54,9 @@ def menu(problem: Problem) -> list[Option]:
     options = [problem.prices.dense]
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
-        for spec in named.variants(problem.settings.max_ratio):
-            if spec.lossless or spec.ratio > problem.settings.max_ratio * (1 + 1e-9):
+        limit = problem.settings.ratio_limit(name)
+        for spec in named.variants(limit):
+            if spec.lossless or spec.ratio > limit * ROUNDING:
                 continue
             try:
                 options.append(problem.prices.fitted(spec, collective))

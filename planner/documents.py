@@ -9,6 +9,7 @@ import numpy as np
 
 from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
+from comm_plan.planner import evidence
 from comm_plan.planner.collective_cost import best_bus_bandwidth
 from comm_plan.planner.prices import Prices, rows_nbytes
 from comm_plan.planner.problem import Problem, Settings, Solution
@@ -121,7 +122,19 @@ def to_plan(
             emulated_link=network.emulated_link,
             momentum_correction=problem.settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
+            evidence=tuple(_evidence(solution)),
         )
+
+
+def _evidence(solution: Solution) -> Iterator[str]:
+    """Yield what is known of the accuracy under each method of ``solution``."""
+    ratios: dict[str, float] = {}
+    for option in solution.options:
+        if not option.compressor.lossless:
+            name = evidence.method_name(option.compressor, option.collective)
+            ratios[name] = max(option.ratio, ratios.get(name, 1.0))
+    for name, ratio in ratios.items():
+        yield evidence.rests_on(name, ratio)
 
 
 def _sent(profile: Profile, solution: Solution) -> Iterator[tuple[int, int, Spec, str]]:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from comm_plan.errors import InputError
+from comm_plan.planner import evidence
 from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
 from comm_plan.plans.document import MAX_RANKS
@@ -52,8 +54,9 @@ class Settings:
             so on; the last cap stays. Higher: fewer buckets.
         max_ratio: how much of a tensor may be left out, as a factor: an upper bound on
             numel / k for sparse compressors (LAGS: c_u).
-        allow: what ``auto`` may use, of the names of ``METHODS``; None: all that
-            can be priced.
+        allow: what ``auto`` may use, of the names of ``METHODS``, whatever is known of
+            its accuracy; None: what ``accuracy`` allows and can be priced.
+        accuracy: what ``auto`` may lose, by what was measured (see ``evidence``).
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to
             send fewer messages, and ``auto`` and ``lags`` to compress less, as a share
             of the iteration time.
@@ -71,6 +74,7 @@ class Settings:
     caps_nbytes: tuple[int, ...] = DDP_CAPS
     max_ratio: float = 1000.0
     allow: tuple[str, ...] | None = None
+    accuracy: Accuracy = "noise"
     tolerance: float = 0.01
     literal: bool = False
     momentum_correction: bool = False
@@ -103,6 +107,16 @@ class Settings:
             )
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance} is below 0: give a share")
+
+    def ratio_limit(self, method: str) -> float:
+        """Return how much ``method`` may leave out where nobody forces it; 1: no use.
+
+        What was allowed by name may leave out ``max_ratio``, everything else no more
+        than ``accuracy`` allows.
+        """
+        if self.allow is not None:
+            return self.max_ratio if method in self.allow else 1.0
+        return evidence.largest_ratio(method, self.accuracy, self.max_ratio)
 
 
 @dataclass(frozen=True)

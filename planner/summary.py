@@ -139,6 +139,10 @@ class Summary:
 
     def remarks(self, solver: str) -> list[str]:
         """Return what training by the plan that was asked for will do besides."""
+        accuracy = (f"accuracy: {known}" for known in self.plan(solver).evidence)
+        return [*self._second_moments(solver), *accuracy]
+
+    def _second_moments(self, solver: str) -> list[str]:
         moments = self.problem.prices.profile.second_moments
         options = self.row(solver).solution.options
         wanting = {

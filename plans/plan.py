@@ -14,6 +14,7 @@ from comm_plan.plans.document import (
     Name,
     Ranks,
     Seconds,
+    Sentence,
     Value,
 )
 from comm_plan.plans.link import EmulatedLink
@@ -76,6 +77,7 @@ class Plan(Document):
 
     ``emulated_link`` is the network's that it was computed for, if it has one. With
     ``momentum_correction`` the optimizer's momentum is applied before compression.
+    ``evidence`` says what is known of the accuracy under each method that it uses.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/plan"
@@ -89,6 +91,7 @@ class Plan(Document):
     inputs: Inputs | None = None
     emulated_link: EmulatedLink | None = None
     momentum_correction: bool = False
+    evidence: tuple[Sentence, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

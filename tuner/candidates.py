@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 from comm_plan import units
 from comm_plan.errors import InputError
-from comm_plan.planner import SOLVERS, Problem, Settings, make_problem, solve
+from comm_plan.planner import (
+    SOLVERS,
+    Problem,
+    Settings,
+    evidence,
+    make_problem,
+    solve,
+)
 from comm_plan.plans import Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
 from comm_plan.plans.tuning import Objective
@@ -70,13 +77,14 @@ def candidates(
 ) -> Candidates:
     """Return the plans that could be best, the predicted order kept.
 
-    Every solver makes one, and every method that ``settings.allow`` names (None: all)
-    one with the buckets of ``optimal``. Where the loss decides, ``auto`` makes some
-    with less compression too (:data:`MILD_RATIOS`). The baseline and ``optimal`` are
-    always tried. Of equal plans the first in the order of solvers and methods is tried,
-    dense ones first. Any other plan is tried only if, were it as much faster than
-    predicted and others as much slower as :data:`MODEL_ERROR`, it would be the fastest;
-    where the loss decides, the fastest of those that leave out no more than it does.
+    Every solver makes one, and every method that ``settings`` allow, by name or by what
+    was measured of its accuracy, one with the buckets of ``optimal``. Where the loss
+    decides, ``auto`` makes some with less compression too (:data:`MILD_RATIOS`). The
+    baseline and ``optimal`` are always tried. Of equal plans the first in the order of
+    solvers and methods is tried, dense ones first. Any other plan is tried only if,
+    were it as much faster than predicted and others as much slower as
+    :data:`MODEL_ERROR`, it would be the fastest; where the loss decides, the fastest of
+    those that leave out no more than it does.
 
     Args:
         profile: of the model, with costs of compressors.
@@ -161,24 +169,31 @@ def _posed(
 ) -> tuple[list[_Posed], dict[str, str]]:
     """Return what to solve for each plan, the baseline first, and what cannot be."""
     problem = make_problem(profile, network, settings)
-    allowed = tuple(METHODS) if settings.allow is None else settings.allow
     first = (BASELINE, MERGED)
     posed, missing = [], {}
     for name in (*first, *(name for name in SOLVERS if name not in first)):
         needs = SOLVERS[name].method
-        if needs is None or needs in allowed:
+        limit = settings.max_ratio if needs is None else settings.ratio_limit(needs)
+        if limit <= 1:
+            missing[name] = f"{needs} is not allowed"
+        elif limit == settings.max_ratio:
             posed.append(_Posed(name, name, problem))
         else:
-            missing[name] = f"{needs} is not allowed"
+            gentle = make_problem(profile, network, replace(settings, max_ratio=limit))
+            posed.append(_Posed(name, name, gentle))
     for ratio in MILD_RATIOS if objective == "loss" else ():
         if ratio < settings.max_ratio:
             mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
             posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
-    for method_name in allowed:
+    for method_name in settings.allow or METHODS:
         spec, _ = method(method_name)
-        if spec.kind == "dense":
+        if spec.lossless:
             continue
         name = f"{MERGED}, {method_name}"
+        if spec.ratio > settings.ratio_limit(method_name) * evidence.ROUNDING:
+            known = evidence.rests_on(method_name, spec.ratio)
+            missing[name] = f"its accuracy is not known to be that of dense: {known}"
+            continue
         forced = replace(settings, compressor=method_name)
         try:
             problem = make_problem(profile, network, forced)

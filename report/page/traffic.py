@@ -13,7 +13,6 @@ from comm_plan.report.page.given import ShownRun
 from comm_plan.report.page.learning import MOST_POINTS
 from comm_plan.report.page.sizes import BucketSize, run_sizes
 
-
 CHANGED = 1.05
 """From this factor between its steps on, how much a run leaves out is drawn."""
 

@@ -62,7 +62,9 @@ def test_lossless_auto_is_optimal_merging(build):
 @given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
 def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
     rng = np.random.default_rng(seed)
-    problem = make_problem(_profile(build, rng, 8), _network(build, beta))
+    problem = make_problem(
+        _profile(build, rng, 8), _network(build, beta), Settings(accuracy="loss")
+    )
     found = problem.simulate(SOLVERS["auto"](problem)).iteration_s
     for name, solver in SOLVERS.items():
         other = problem.simulate(solver(problem)).iteration_s

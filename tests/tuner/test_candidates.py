@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.errors import InputError
-from comm_plan.planner import SOLVERS, Settings
+from comm_plan.planner import SOLVERS, Settings, evidence
+from comm_plan.planner.evidence import Evidence
 from comm_plan.tests.support import documents
 from comm_plan.tuner.candidates import (
     BASELINE,
@@ -69,8 +70,8 @@ def test_what_cannot_be_best_is_not_tried():
 
 
 def test_where_the_loss_decides_gentler_plans_are_tried_too():
-    fast = names(listed(beta=1e-7))
-    gentle = names(listed(beta=1e-7, objective="loss"))
+    fast = names(listed(beta=1e-7, accuracy="loss"))
+    gentle = names(listed(beta=1e-7, accuracy="loss", objective="loss"))
     assert set(fast) <= set(gentle)
     assert f"{MERGED}, fp16" in gentle
     assert f"{MERGED}, fp16" not in fast
@@ -99,8 +100,21 @@ def test_no_more_than_asked_for_are_tried():
     assert len(listed(most=3).tried) == 3
 
 
-def test_lossless_means_dense_plans_only():
-    assert all(c.plan.is_dense for c in listed(beta=1e-7, allow=("dense",)).tried)
+def test_nothing_lost_means_dense_plans_only():
+    assert all(c.plan.is_dense for c in listed(beta=1e-7, accuracy="none").tried)
+
+
+def test_what_is_not_known_to_be_within_noise_is_not_tried(monkeypatch):
+    known = Evidence(method="topk", ratio=50, tasks=())
+    monkeypatch.setattr(evidence, "measured", lambda: (known,))
+    found = listed(beta=1e-7)
+    assert all(c.ratio <= 50 * 1.001 for c in found.tried)
+    assert f"{CHOOSING}" in names(found)
+    reason = found.not_tried[f"{MERGED}, terngrad"]
+    assert reason.endswith("terngrad: its accuracy was not measured")
+    allowed = listed(beta=1e-7, allow=("terngrad",))
+    assert f"{MERGED}, terngrad" in {*names(allowed), *allowed.not_tried}
+    assert "accuracy" not in allowed.not_tried.get(f"{MERGED}, terngrad", "")
 
 
 def test_methods_that_are_not_allowed_are_not_used():

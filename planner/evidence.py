@@ -1,0 +1,127 @@
+"""What methods do to accuracy: what was measured, and what follows for ``auto``.
+
+``accuracy.json`` beside this module is written by ``benchmarks.accuracy table`` from
+trainings of equal length beside dense. A method is *within noise* at a ratio if on
+every task its mean was within the range of dense over the seeds, or no worse than the
+mean of dense by 0.3 points of accuracy or 0.02 nats of loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from comm_plan.plans.compression import Spec
+from comm_plan.plans.document import Value
+
+Accuracy = Literal["none", "noise", "loss"]
+"""What may be lost: nothing; nothing that could be told from noise; something."""
+
+ROUNDING = 1 + 1e-9
+"""Ratios are no exact numbers; one that is higher by less is not higher."""
+
+
+class Task(Value):
+    """What a method did in one task.
+
+    Attributes:
+        name: of the workload.
+        metric: what was compared, on held-out data.
+        steps: of each training.
+        seeds: trainings of the method and of dense.
+        difference: from the mean of dense; positive: a higher metric.
+        within_noise: see the module.
+        ratio: dense bytes over the bytes that were sent.
+    """
+
+    name: str
+    metric: str
+    steps: int
+    seeds: int
+    difference: float
+    within_noise: bool
+    ratio: float
+
+
+class Evidence(Value):
+    """What a method did at one ratio.
+
+    Attributes:
+        method: one of ``METHODS``.
+        ratio: of its spec; a plan that leaves out no more rests on it.
+        remedies: what was done besides; empty: nothing.
+        tasks: what came of it.
+    """
+
+    method: str
+    ratio: float
+    remedies: str = ""
+    tasks: tuple[Task, ...]
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether it could not be told from dense in any task."""
+        return all(task.within_noise for task in self.tasks)
+
+
+@cache
+def measured() -> tuple[Evidence, ...]:
+    """Return all evidence there is."""
+    text = files("comm_plan.planner").joinpath("accuracy.json").read_text("utf-8")
+    return TypeAdapter(tuple[Evidence, ...]).validate_json(text)
+
+
+def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
+    """Return how much ``method`` may leave out; 1: it may not be used.
+
+    Args:
+        method: one of ``METHODS``.
+        accuracy: what may be lost.
+        max_ratio: no more than that in any case.
+    """
+    if accuracy == "none":
+        return 1.0
+    if accuracy == "loss":
+        return max_ratio
+    within = (e.ratio for e in measured() if e.method == method and e.within_noise)
+    return min(max_ratio, max(within, default=1.0))
+
+
+def rests_on(method: str, ratio: float) -> str:
+    """Return in a sentence what is known of ``method`` at ``ratio``."""
+    known = [found for found in measured() if found.method == method]
+    covering = [found for found in known if found.ratio * ROUNDING >= ratio]
+    if covering:
+        best = min(covering, key=lambda e: (not e.within_noise, e.ratio, e.remedies))
+        verdict = "within noise" if best.within_noise else "loses accuracy"
+        remedies = best.remedies and f", with {best.remedies}"
+        return f"{method} up to {best.ratio:.3g}x{remedies}: {_told(best)}; {verdict}"
+    if known:
+        most = max(known, key=lambda found: found.ratio)
+        told = f"at {most.ratio:.3g}x {_told(most)}"
+        return f"{method} at {ratio:.3g}x: not measured; {told}"
+    return f"{method}: its accuracy was not measured"
+
+
+def method_name(spec: Spec, collective: str) -> str:
+    """Return what users call ``spec`` by ``collective``."""
+    names = (name for name, how in spec.methods.items() if how == collective)
+    return next(names, spec.kind)
+
+
+def _told(evidence: Evidence) -> str:
+    return ", ".join(_sentences(evidence))
+
+
+def _sentences(evidence: Evidence) -> Iterator[str]:
+    for task in evidence.tasks:
+        if task.metric == "accuracy":
+            change = f"{100 * task.difference:+.2f} points of accuracy"
+        else:
+            change = f"{task.metric} {task.difference:+.3f}"
+        seeds = "1 seed" if task.seeds == 1 else f"{task.seeds} seeds"
+        yield f"{change} on {task.name} ({task.steps} steps, {seeds})"

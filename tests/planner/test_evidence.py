@@ -1,0 +1,100 @@
+"""What is known of methods' accuracy decides what auto may use."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_plan.planner import SOLVERS, Settings, evidence, make_problem, solve
+from comm_plan.planner.evidence import Evidence, Task, largest_ratio, rests_on
+from comm_plan.plans.compression import METHODS
+
+
+def task(within, name="digits"):
+    return Task(
+        name=name,
+        metric="accuracy",
+        steps=2000,
+        seeds=3,
+        difference=0.001 if within else -0.02,
+        within_noise=within,
+        ratio=40.0,
+    )
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Top-k within noise at 50x and not at 200x; TernGrad in one task of two."""
+    found = (
+        Evidence(method="topk", ratio=20, tasks=(task(True),)),
+        Evidence(method="topk", ratio=50, remedies="care", tasks=(task(True),)),
+        Evidence(method="topk", ratio=200, tasks=(task(False),)),
+        Evidence(
+            method="terngrad", ratio=20, tasks=(task(True), task(False, "char-lm"))
+        ),
+    )
+    monkeypatch.setattr(evidence, "measured", lambda: found)
+    return found
+
+
+def test_a_method_may_leave_out_what_was_within_noise_in_every_task(known):
+    assert largest_ratio("topk", "noise", 1000.0) == 50
+    assert largest_ratio("topk", "noise", 10.0) == 10
+    assert largest_ratio("terngrad", "noise", 1000.0) == 1
+    assert largest_ratio("qsgd", "noise", 1000.0) == 1
+    for method in ("topk", "terngrad", "qsgd"):
+        assert largest_ratio(method, "loss", 1000.0) == 1000
+        assert largest_ratio(method, "none", 1000.0) == 1
+
+
+def test_what_is_allowed_by_name_is_allowed_whatever_is_known(known):
+    settings = Settings(allow=("terngrad",))
+    assert settings.ratio_limit("terngrad") == settings.max_ratio
+    assert settings.ratio_limit("topk") == 1
+
+
+def test_a_sentence_says_what_it_rests_on(known):
+    assert rests_on("topk", 15.0) == (
+        "topk up to 20x: +0.10 points of accuracy on digits (2000 steps, 3 seeds); "
+        "within noise"
+    )
+    assert rests_on("topk", 50.0).startswith("topk up to 50x, with care: ")
+    assert rests_on("topk", 100.0).endswith("; loses accuracy")
+    assert rests_on("topk", 999.0).startswith("topk at 999x: not measured; at 200x ")
+    assert "on char-lm (2000 steps, 3 seeds); loses" in rests_on("terngrad", 20.0)
+    assert rests_on("strom", 9.0) == "strom: its accuracy was not measured"
+
+
+def slow(build, **settings):
+    """Return a problem in which compression pays."""
+    profile = build.profile(
+        [2e-3] * 6,
+        [500_000] * 6,
+        compression=build.compression(topk=(1e-5, 1e-9), terngrad=(1e-5, 1e-9)),
+    )
+    network = build.network(
+        4, allreduce=build.fit((0, 1e-4, 1e-7)), allgather=build.fit((0, 1e-4, 1e-7))
+    )
+    return make_problem(profile, network, Settings(**settings))
+
+
+def test_auto_keeps_to_it_and_the_plan_says_so(build, known):
+    gentle = SOLVERS["auto"](slow(build))
+    kinds = {option.compressor.kind for option in gentle.options}
+    assert "topk" in kinds
+    assert "terngrad" not in kinds
+    assert max(option.ratio for option in gentle.options) <= 50.1
+    plan = solve(slow(build), "auto")
+    assert all(sentence.startswith("topk up to ") for sentence in plan.evidence)
+    assert len(plan.evidence) == 1
+    harsh = SOLVERS["auto"](slow(build, accuracy="loss"))
+    assert max(option.ratio for option in harsh.options) > 50.1
+    assert solve(slow(build, accuracy="none"), "auto").is_dense
+    assert solve(slow(build), "optimal").evidence == ()
+
+
+def test_the_evidence_that_is_there_is_of_methods_that_are_there():
+    assert evidence.measured()
+    for found in evidence.measured():
+        assert found.method in METHODS
+        assert found.tasks
+        assert found.ratio > 1
