@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -252,7 +253,7 @@ def parsed() -> argparse.Namespace:
     for sub in (every["tune"], every["measure"]):
         sub.add_argument("workload", choices=TASKS)
         sub.add_argument(
-            "--only", nargs="+", default=[""], help="variants with one of these in it"
+            "--only", nargs="+", default=["*"], help="patterns of variants' names"
         )
         sub.add_argument("--steps", type=int, help="default: the task's")
         sub.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
@@ -277,7 +278,7 @@ def main() -> None:
     chosen = {
         name: variant
         for name, variant in chosen.items()
-        if any(part in name for part in arguments.only)
+        if any(fnmatchcase(name, pattern) for pattern in arguments.only)
     }
     steps = arguments.steps or task.steps
     part = "" if arguments.verb == "measure" else "tuning-"
