@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from comm_plan.report.palette import COLORS, INK, QUIET_INK
@@ -126,14 +127,45 @@ def front(
             fontsize=7, color=INK,
         )  # fmt: skip
     axes.set_xscale("log")
+    _dress(axes, x_label, y_label)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return _png(figure)
+
+
+def lines(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> bytes:
+    """Return curves through points, the vertical axis logarithmic.
+
+    Args:
+        curves: by name, their points from left to right; y is above 0.
+        title: of the picture.
+        x_label: what x is.
+        y_label: what y is.
+    """
+    figure = Figure(
+        figsize=(WIDTH_INCHES, 4), dpi=DPI, facecolor="white", layout="constrained"
+    )
+    axes = figure.subplots()
+    for color, (name, points) in zip(COLORS.values(), curves.items(), strict=False):
+        axes.plot(*zip(*points, strict=True), color=color, label=name, linewidth=1.2)
+    axes.set_yscale("log")
+    _dress(axes, x_label, y_label)
+    figure.suptitle(title, fontsize=11, color=INK)
+    return _png(figure)
+
+
+def _dress(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label the axes, and leave away what says nothing."""
     axes.set_xlabel(x_label, fontsize=8, color=QUIET_INK)
     axes.set_ylabel(y_label, fontsize=8, color=QUIET_INK)
     axes.tick_params(labelsize=8, colors=QUIET_INK)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.suptitle(title, fontsize=11, color=INK)
-    return _png(figure)
 
 
 def _png(figure: Figure) -> bytes:
