@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from comm_plan.workloads.base import Workload
-from comm_plan.workloads.data import cross_entropy
 from comm_plan.workloads.images import CIFAR10, Crop
 
 CROP = Crop(24, mirror=True)
@@ -60,14 +59,13 @@ def cifarnet(
 
     300,000 steps of 128 images are 768 epochs.
     """
-    source = CIFAR10.source(data, batch_size, CROP, augment)
-    return Workload(
+    return CIFAR10.classified_by(
+        CifarNet(),
+        partial(torch.optim.Adam, lr=0.0002),
         name="cifarnet",
-        model=CifarNet(),
-        optimizer=partial(torch.optim.Adam, lr=0.0002),
+        folder=data,
         batch_size=batch_size,
-        batches=source.batches,
-        evaluate=source.evaluate,
-        loss=cross_entropy,
-        epochs=768 if data else 1,
+        crop=CROP,
+        augment=augment,
+        epochs=768,
     )

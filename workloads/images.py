@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from comm_plan.workloads import files
+from comm_plan.workloads.base import MakeOptimizer, Workload
 from comm_plan.workloads.data import (
     Source,
+    cross_entropy,
     device_of,
     evaluating,
     random_images,
@@ -156,6 +158,45 @@ class DataSet:
             channels = len(self.scale.mean)
             return Source(random_images(batch_size, crop.size, CLASSES, channels))
         return labelled(*self.read(folder), batch_size, self.scale, crop, augment)
+
+    def classified_by(
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        *,
+        name: str,
+        folder: Path | None,
+        batch_size: int,
+        crop: Crop,
+        augment: bool,
+        epochs: int,
+    ) -> Workload:
+        """Return the training of ``model`` to name what an image shows.
+
+        Args:
+            model: from images to logits [N, 10].
+            optimizer: returns it for the model's parameters.
+            name: of the workload.
+            folder: what holds the data set; None: random images.
+            batch_size: samples in a batch of one rank.
+            crop: see :func:`labelled`.
+            augment: likewise.
+            epochs: of the data set; of random images one will do.
+
+        Raises:
+            WorkloadError: ``folder`` does not hold the data set.
+        """
+        source = self.source(folder, batch_size, crop, augment)
+        return Workload(
+            name=name,
+            model=model,
+            optimizer=optimizer,
+            batch_size=batch_size,
+            batches=source.batches,
+            evaluate=source.evaluate,
+            loss=cross_entropy,
+            epochs=1 if folder is None else epochs,
+        )
 
 
 CIFAR10 = DataSet(

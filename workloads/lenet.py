@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from comm_plan.workloads.base import Workload
-from comm_plan.workloads.data import cross_entropy
 from comm_plan.workloads.images import MNIST, Crop
 
 
@@ -47,14 +46,13 @@ def lenet(
 
     ``augment`` shifts images by up to two pixels.
     """
-    source = MNIST.source(data, batch_size, Crop(28, pad=2), augment)
-    return Workload(
+    return MNIST.classified_by(
+        LeNet(),
+        partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.0005),
         name="lenet",
-        model=LeNet(),
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.0005),
+        folder=data,
         batch_size=batch_size,
-        batches=source.batches,
-        evaluate=source.evaluate,
-        loss=cross_entropy,
-        epochs=11 if data else 1,
+        crop=Crop(28, pad=2),
+        augment=augment,
+        epochs=11,
     )

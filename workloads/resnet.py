@@ -131,16 +131,15 @@ def resnet20(
     *, batch_size: int = 128, data: Path | None = None, augment: bool = True
 ) -> Workload:
     """Return ResNet-20 on CIFAR-10, trained as in gTop-k's Table V."""
-    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
-    return Workload(
+    return CIFAR10.classified_by(
+        ResNet20(),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         name="resnet20",
-        model=ResNet20(),
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        folder=data,
         batch_size=batch_size,
-        batches=source.batches,
-        evaluate=source.evaluate,
-        loss=cross_entropy,
-        epochs=140 if data else 1,
+        crop=AS_USUAL,
+        augment=augment,
+        epochs=140,
     )
 
 

@@ -122,16 +122,15 @@ def vgg16(
     *, batch_size: int = 128, data: Path | None = None, augment: bool = True
 ) -> Workload:
     """Return VGG-16 on CIFAR-10, trained as in gTop-k's Table V."""
-    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
-    return Workload(
+    return CIFAR10.classified_by(
+        Vgg16Cifar(),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         name="vgg16",
-        model=Vgg16Cifar(),
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        folder=data,
         batch_size=batch_size,
-        batches=source.batches,
-        evaluate=source.evaluate,
-        loss=cross_entropy,
-        epochs=140 if data else 1,
+        crop=AS_USUAL,
+        augment=augment,
+        epochs=140,
     )
 
 
@@ -139,16 +138,15 @@ def vgg16_dropout(
     *, batch_size: int = 64, data: Path | None = None, augment: bool = False
 ) -> Workload:
     """Return the VGG of the VGC paper on CIFAR-10, trained as in its section 6.1."""
-    source = CIFAR10.source(data, batch_size, AS_USUAL, augment)
-    return Workload(
+    return CIFAR10.classified_by(
+        Vgg16Dropout(),
+        partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.0005),
         name="vgg16-dropout",
-        model=Vgg16Dropout(),
-        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.0005),
+        folder=data,
         batch_size=batch_size,
-        batches=source.batches,
-        evaluate=source.evaluate,
-        loss=cross_entropy,
-        epochs=300 if data else 1,
+        crop=AS_USUAL,
+        augment=augment,
+        epochs=300,
     )
 
 
