@@ -137,6 +137,7 @@ def as_printed(task: Task) -> dict[str, Variant]:
     found = {
         "powersgd rank 2": Variant("as printed", forced("powersgd", rank=2)),
         "powersgd rank 4": Variant("as printed", forced("powersgd", rank=4)),
+        "powersgd rank 8": Variant("as printed", forced("powersgd", rank=8)),
         "topk 1 %": Variant("as printed", forced("topk", density=DENSITY)),
         "gtopk 1 %": Variant(
             "as printed",
@@ -163,8 +164,10 @@ def as_printed(task: Task) -> dict[str, Variant]:
 def plain() -> dict[str, Variant]:
     """Return the sparse methods as they are planned without a word more."""
     return {
-        f"{name} 1 %, plain": Variant("plain", forced(name, density=DENSITY))
-        for name in ("gtopk", "spardl")
+        "gtopk 1 %, plain": Variant("plain", forced("gtopk", density=DENSITY)),
+        "spardl 1 %, plain": Variant("plain", forced("spardl", density=DENSITY)),
+        "topk 5 %, plain": Variant("plain", forced("topk", density=5 * DENSITY)),
+        "topk 20 %, plain": Variant("plain", forced("topk", density=20 * DENSITY)),
     }
 
 

@@ -78,6 +78,8 @@ def measured() -> tuple[Evidence, ...]:
 def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
     """Return how much ``method`` may leave out; 1: it may not be used.
 
+    What was not tried in every task there is evidence of is not known to be harmless.
+
     Args:
         method: one of ``METHODS``.
         accuracy: what may be lost.
@@ -87,7 +89,14 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
         return 1.0
     if accuracy == "loss":
         return max_ratio
-    within = (e.ratio for e in measured() if e.method == method and e.within_noise)
+    every = {task.name for found in measured() for task in found.tasks}
+    within = (
+        found.ratio
+        for found in measured()
+        if found.method == method
+        and found.within_noise
+        and every == {task.name for task in found.tasks}
+    )
     return min(max_ratio, max(within, default=1.0))
 
 

@@ -21,16 +21,20 @@ def task(within, name="digits"):
     )
 
 
+def both(*within):
+    names = ("digits", "char-lm")
+    return tuple(task(each, name) for each, name in zip(within, names, strict=True))
+
+
 @pytest.fixture
 def known(monkeypatch):
-    """Top-k within noise at 50x and not at 200x; TernGrad in one task of two."""
+    """Top-k at 50x in both tasks, at 100x tried in one; TernGrad in one of two."""
     found = (
-        Evidence(method="topk", ratio=20, tasks=(task(True),)),
-        Evidence(method="topk", ratio=50, remedies="care", tasks=(task(True),)),
+        Evidence(method="topk", ratio=20, tasks=both(True, True)),
+        Evidence(method="topk", ratio=50, remedies="care", tasks=both(True, True)),
+        Evidence(method="topk", ratio=100, tasks=both(True, True)[:1]),
         Evidence(method="topk", ratio=200, tasks=(task(False),)),
-        Evidence(
-            method="terngrad", ratio=20, tasks=(task(True), task(False, "char-lm"))
-        ),
+        Evidence(method="terngrad", ratio=20, tasks=both(True, False)),
     )
     monkeypatch.setattr(evidence, "measured", lambda: found)
     return found
@@ -54,11 +58,11 @@ def test_what_is_allowed_by_name_is_allowed_whatever_is_known(known):
 
 def test_a_sentence_says_what_it_rests_on(known):
     assert rests_on("topk", 15.0) == (
-        "topk up to 20x: +0.10 points of accuracy on digits (2000 steps, 3 seeds); "
-        "within noise"
+        "topk up to 20x: +0.10 points of accuracy on digits (2000 steps, 3 seeds), "
+        "+0.10 points of accuracy on char-lm (2000 steps, 3 seeds); within noise"
     )
     assert rests_on("topk", 50.0).startswith("topk up to 50x, with care: ")
-    assert rests_on("topk", 100.0).endswith("; loses accuracy")
+    assert rests_on("topk", 150.0).endswith("; loses accuracy")
     assert rests_on("topk", 999.0).startswith("topk at 999x: not measured; at 200x ")
     assert "on char-lm (2000 steps, 3 seeds); loses" in rests_on("terngrad", 20.0)
     assert rests_on("strom", 9.0) == "strom: its accuracy was not measured"
