@@ -10,6 +10,7 @@ from comm_plan.plans.document import (
     MeanNbytes,
     Name,
     Nbytes,
+    PositiveCount,
     Ranks,
     Seconds,
     Seed,
@@ -93,7 +94,8 @@ class RunRecord(Document):
     The plan is the one that the run began with; ``replans`` are those that followed,
     and ``traffic`` and ``timing`` are of the last one. ``timing`` holds medians over
     the steps, rank 0's; ``losses`` its training loss in each step, None where that was
-    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
+    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``. Each batch was cut into
+    ``micro_batches``, for second moments where these are not exact; 1: whole.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
@@ -109,6 +111,7 @@ class RunRecord(Document):
     seed: Seed = 0
     steps: Count
     skipped_steps: Count = 0
+    micro_batches: PositiveCount = 1
     iteration: IterationTimes
     iterations_s: tuple[Seconds, ...] = ()
     predicted_iteration_s: Seconds | None = None

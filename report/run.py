@@ -60,6 +60,8 @@ def _setting(record: RunRecord) -> Iterator[Fact]:
     if record.skipped_steps:
         steps += f", {record.skipped_steps} of them skipped"
     yield "steps", steps
+    if record.micro_batches > 1:
+        yield "second moments", f"from {record.micro_batches} micro-batches"
 
 
 def _times(record: RunRecord) -> Iterator[Fact]:

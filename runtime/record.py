@@ -83,7 +83,13 @@ class Recorder:
             self._step_seconds.append(reached)
 
     def record(
-        self, transport: Transport, *, workload: str, seed: int, steps: int
+        self,
+        transport: Transport,
+        *,
+        workload: str,
+        seed: int,
+        steps: int,
+        micro_batches: int,
     ) -> RunRecord:
         """Return what happened; a collective call.
 
@@ -92,6 +98,7 @@ class Recorder:
             workload: its name.
             seed: of the run.
             steps: done in all, also before a resume.
+            micro_batches: into how many each batch was cut.
         """
         plan, model = self._plan, self._engine.model
         of_ranks = np.mean(transport.gather_objects(self._iterations_s), axis=0)
@@ -108,6 +115,7 @@ class Recorder:
             seed=seed,
             steps=steps,
             skipped_steps=self._engine.skipped_steps,
+            micro_batches=micro_batches,
             iteration=_summary(of_ranks),
             iterations_s=tuple(of_ranks),
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,

@@ -263,6 +263,7 @@ class Run:
             workload=self.workload.name,
             seed=self.options.seed,
             steps=self.position.step,
+            micro_batches=self.parts,
         )
 
     def _epochs_left(self) -> Iterator[int]:

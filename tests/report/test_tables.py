@@ -86,6 +86,12 @@ def test_run_is_held_against_its_prediction():
     assert rows["iteration, predicted"] == "48.0 ms, 4.00 % below the measured"
 
 
+def test_second_moments_that_were_estimated_are_named():
+    assert "second moments" not in dict(run_rows(RECORD))
+    record = RECORD.model_copy(update={"micro_batches": 4})
+    assert dict(run_rows(record))["second moments"] == "from 4 micro-batches"
+
+
 def test_run_without_a_prediction_claims_none():
     record = RECORD.model_copy(update={"predicted_iteration_s": None})
     assert prediction_error(record) is None

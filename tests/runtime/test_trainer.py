@@ -301,7 +301,9 @@ def test_vgc_of_batch_norm_is_a_loop_over_micro_batches(asked, parts, caplog):
     def by_the_trainer(transport):
         training = normed()
         plan = plan_for(training.model, 2, *METHODS["vgc"])
-        train(training, plan, transport, Options(steps=3, micro_batches=asked))
+        options = Options(steps=3, micro_batches=asked)
+        record = train(training, plan, transport, options)
+        assert record.micro_batches == parts
         return training.model
 
     def by_hand(transport):
