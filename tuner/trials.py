@@ -22,7 +22,12 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
-from comm_plan.runtime.second_moments.choice import estimator, micro_batches
+from comm_plan.runtime.second_moments.choice import (
+    EXACT,
+    estimator,
+    micro_batches,
+    needed,
+)
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
@@ -64,6 +69,7 @@ class Trials:
         self._transport = transport
         self._seed = seed
         self._model = workload.model.to(transport.device).train()
+        self._parts: int | None = None
 
     def run(
         self,
@@ -93,7 +99,7 @@ class Trials:
         ranks, model = self._transport, self._model
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
         optimizer = self._workload.optimizer(model.parameters())
-        parts = micro_batches(self._workload, plan, ranks, seed=chosen)
+        parts = self._micro_batches(plan, chosen)
         with (
             self._restored(),
             closing(
@@ -132,6 +138,16 @@ class Trials:
             timing=self._timing(reached[warm_up:]),
             overhead_s=took_s - float(seconds.sum()),
         )
+
+    def _micro_batches(self, plan: Plan, seed: int) -> int:
+        """Return into how many a batch is cut; the model is asked once."""
+        if not needed(plan):
+            return EXACT
+        if self._parts is None:
+            self._parts = micro_batches(
+                self._workload, plan, self._transport, seed=seed
+            )
+        return self._parts
 
     def _timing(self, reached: list[StepSeconds]) -> Timing | None:
         of_ranks = self._transport.gather_objects(median_timing(reached))

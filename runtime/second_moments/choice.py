@@ -77,6 +77,11 @@ def common(of_ranks: Sequence[SecondMoments]) -> SecondMoments:
     )
 
 
+def needed(plan: Plan) -> bool:
+    """Return whether a bucket of ``plan`` is compressed by second moments."""
+    return any(bucket.compressor.needs_second_moments for bucket in plan.buckets)
+
+
 def micro_batches(
     workload: Workload,
     plan: Plan,
@@ -99,7 +104,7 @@ def micro_batches(
         InputError: something is asked for, but the plan needs no second moments.
         MismatchError: neither exact moments nor micro-batches can be had.
     """
-    if not any(bucket.compressor.needs_second_moments for bucket in plan.buckets):
+    if not needed(plan):
         if asked is not None:
             raise InputError(
                 "second moments are asked for, but the plan compresses nothing by "

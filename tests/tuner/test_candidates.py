@@ -38,7 +38,7 @@ def network(beta):
 
 
 def listed(beta=1e-8, most=10, objective="time", **settings):
-    settings = Settings(**settings)
+    settings = Settings(**{"accuracy": "loss"} | settings)
     return candidates(model(), network(beta), settings, objective, most)
 
 
@@ -70,8 +70,8 @@ def test_what_cannot_be_best_is_not_tried():
 
 
 def test_where_the_loss_decides_gentler_plans_are_tried_too():
-    fast = names(listed(beta=1e-7, accuracy="loss"))
-    gentle = names(listed(beta=1e-7, accuracy="loss", objective="loss"))
+    fast = names(listed(beta=1e-7))
+    gentle = names(listed(beta=1e-7, objective="loss"))
     assert set(fast) <= set(gentle)
     assert f"{MERGED}, fp16" in gentle
     assert f"{MERGED}, fp16" not in fast
@@ -107,7 +107,7 @@ def test_nothing_lost_means_dense_plans_only():
 def test_what_is_not_known_to_be_within_noise_is_not_tried(monkeypatch):
     known = Evidence(method="topk", ratio=50, tasks=())
     monkeypatch.setattr(evidence, "measured", lambda: (known,))
-    found = listed(beta=1e-7)
+    found = listed(beta=1e-7, accuracy="noise")
     assert all(c.ratio <= 50 * 1.001 for c in found.tried)
     assert f"{CHOOSING}" in names(found)
     reason = found.not_tried[f"{MERGED}, terngrad"]

@@ -141,6 +141,7 @@ def test_lossy_plans_can_be_judged_by_loss(tmp_path):
         tmp_path,
         link=EmulatedLink(bytes_per_s=1e5, latency_s=1e-3),
         objective="loss",
+        settings=Settings(accuracy="loss"),
         seeds=2,
         budget_s=20.0,
         network=documents.network(
