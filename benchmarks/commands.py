@@ -9,6 +9,9 @@ from pathlib import Path
 
 from comm_plan.benchmarks.hosts import EmulatedHosts, supported
 
+ANY_ACCURACY = ("--accuracy", "loss")
+"""``auto`` and ``tune`` may use every method: what is judged is their choice by time."""
+
 
 def comm_plan(*arguments: object) -> list[str]:
     """Return the command line of a verb."""

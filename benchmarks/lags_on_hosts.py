@@ -26,6 +26,7 @@ from typing import Any
 from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.commands import (
+    ANY_ACCURACY,
     comm_plan,
     hosts_parser,
     module,
@@ -51,7 +52,7 @@ CHOSEN: Variants = {
         *("--max-ratio", MAX_RATIO),
     ),
     "slgs": ("--solver", "slgs", "--max-ratio", MAX_RATIO),
-    "auto": ("--solver", "auto", "--max-ratio", MAX_RATIO),
+    "auto": ("--solver", "auto", "--max-ratio", MAX_RATIO, *ANY_ACCURACY),
 }
 _AT_RATIO = ("--set", f"density={1 / MAX_RATIO}")
 FORCED: Variants = {

@@ -24,6 +24,7 @@ from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import (
+    ANY_ACCURACY,
     comm_plan,
     hosts_parser,
     module,
@@ -90,14 +91,15 @@ def run(
         run_all(hosts, comm_plan("profile", name, *profiling))
         if not arguments.network_hosts:
             run_all(hosts, sweep)
-        ranks = ("--world-size", arguments.hosts)
-        plans = {s: solve(folder, s, "--solver", s, *ranks) for s in SOLVERS}
+        asked = ("--world-size", arguments.hosts, *ANY_ACCURACY)
+        plans = {s: solve(folder, s, "--solver", s, *asked) for s in SOLVERS}
         for method in METHODS:
-            plans[method] = solve(folder, method, "--compressor", method, *ranks)
+            plans[method] = solve(folder, method, "--compressor", method, *asked)
         if not arguments.network_hosts:
             run_all(hosts, comm_plan("tune", name, "-o", folder / TUNED,
                                      "--profile", folder / "profile.json",
                                      "--network", folder / "network.json",
+                                     *ANY_ACCURACY,
                                      "--budget", arguments.tuning))  # fmt: skip
             plans[TUNED] = folder / TUNED / "plan.json"
         output = folder / "seconds.json"

@@ -23,6 +23,7 @@ from statistics import median
 
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import (
+    ANY_ACCURACY,
     comm_plan,
     hosts_parser,
     module,
@@ -44,7 +45,7 @@ CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),
     "lags": ("--solver", "lags", CORRECTED),
-    "auto": ("--solver", "auto", CORRECTED),
+    "auto": ("--solver", "auto", *ANY_ACCURACY, CORRECTED),
     "top-k 1 %": ("--compressor", "topk", CORRECTED),
     "powersgd 2": ("--compressor", "powersgd"),
     "powersgd 4": ("--compressor", "powersgd", "--set", "rank=4"),
