@@ -10,7 +10,7 @@ from pathlib import Path
 from comm_plan.benchmarks.hosts import EmulatedHosts, supported
 
 ANY_ACCURACY = ("--accuracy", "loss")
-"""``auto`` and ``tune`` may use every method: what is judged is their choice by time."""
+"""``auto`` and ``tune`` may use every method: their choice by time is judged."""
 
 
 def comm_plan(*arguments: object) -> list[str]:
