@@ -37,16 +37,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
 from comm_plan.compressors.base import VELOCITY
-from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
+from comm_plan.errors import CollectiveError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import (
@@ -59,7 +58,12 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.momentum import TakenMomentum
+from comm_plan.runtime.momentum import taken_over
+from comm_plan.runtime.refusals import (
+    check_final,
+    check_never_refused,
+    check_options,
+)
 from comm_plan.runtime.state import EngineState, Remembered, share_of
 from comm_plan.runtime.step import (
     OnNonFinite,
@@ -139,7 +143,7 @@ class Engine(Joinable):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__()
-        _check_options(model, on_nonfinite)
+        check_options(model, on_nonfinite)
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
         check_settings(
@@ -173,7 +177,7 @@ class Engine(Joinable):
         self._scaler = grad_scaler
         self._scale: float | None = None
         self._optimizer = optimizer
-        self._momentum = _taken_momentum(plan, optimizer)
+        self._momentum = taken_over(plan, optimizer)
         self._given_transport = transport
         self._transport = transport.duplicate()
         self._setup = Setup(
@@ -214,8 +218,8 @@ class Engine(Joinable):
         check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
         if self._setup.on_reduced is not None:
-            _check_never_refused(plan)
-        momentum = _taken_momentum(plan, self._optimizer)
+            check_never_refused(plan)
+        momentum = taken_over(plan, self._optimizer)
         state = self.state_dict()
         self._stop()
         self._momentum = momentum
@@ -238,8 +242,8 @@ class Engine(Joinable):
                 the callback.
         """
         if callback is not None:
-            _check_final(self._setup, self._scaler)
-            _check_never_refused(self.plan)
+            check_final(self._setup, self._scaler)
+            check_never_refused(self.plan)
         self._require_finished()
         self._setup = replace(self._setup, on_reduced=callback)
         self._begin_step()
@@ -559,72 +563,6 @@ def _close_engine_of(model: nn.Module) -> None:
     engine = None if previous is None else previous()
     if engine is not None:
         engine.close()
-
-
-def _check_options(model: nn.Module, on_nonfinite: str) -> None:
-    if on_nonfinite not in get_args(OnNonFinite):
-        raise InputError(
-            f"on_nonfinite {on_nonfinite!r} is unknown: use one of "
-            f"{', '.join(get_args(OnNonFinite))}"
-        )
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "placements"):  # a DTensor
-            raise InputError(
-                f"parameter {name} is sharded (DTensor), as by fully_shard: a plan "
-                "averages whole gradients, give a model that is not sharded"
-            )
-    if isinstance(model, DistributedDataParallel):
-        raise InputError(
-            "the model is wrapped in DistributedDataParallel, which averages its "
-            "gradients too: give model.module, and leave DDP out"
-        )
-
-
-def _taken_momentum(
-    plan: Plan, optimizer: torch.optim.Optimizer | None
-) -> TakenMomentum | None:
-    """Return the momentum that ``plan`` wants the engine to apply; None: none."""
-    if not plan.momentum_correction:
-        return None
-    if optimizer is None:
-        raise InputError(
-            "the plan corrects momentum, so the engine has to take over that of the "
-            "optimizer: call parallelize(model, plan, optimizer=optimizer)"
-        )
-    return TakenMomentum(optimizer)
-
-
-def _check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
-    """Check that a mean is final once it is in ``.grad``."""
-    reasons = {
-        f"on_nonfinite={setup.on_nonfinite!r} may still refuse the step when its last "
-        "bucket is reduced: use 'propagate'": setup.on_nonfinite != "propagate",
-        "a GradScaler may still refuse the step: train without": scaler is not None,
-        "find_unused_parameters=True fills in what only other ranks used at the end of "
-        "the step: use all parameters": setup.find_unused_parameters,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise InputError(f"on_reduced: {reason}")
-
-
-def _check_never_refused(plan: Plan) -> None:
-    """Check that no bucket needs flags that could refuse the step at its end.
-
-    Nor momentum of the engine's, which is settled there.
-    """
-    if plan.momentum_correction:
-        raise InputError(
-            "on_reduced: the plan corrects momentum, which is settled at the end of a "
-            "step: solve without"
-        )
-    for bucket in plan.buckets:
-        if not bucket.compressor.carries_nonfinite:
-            raise InputError(
-                f"on_reduced: under {bucket.compressor.kind} the flags behind the last "
-                "bucket may still refuse a step with inf or NaN: use dense, fp16 or "
-                "bf16"
-            )
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

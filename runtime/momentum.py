@@ -25,6 +25,7 @@ from torch import nn
 
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError, RunError
+from comm_plan.plans import Plan
 
 REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
 """What groups have while the optimizer steps."""
@@ -184,3 +185,22 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
                 f"momentum correction knows no {option} of {name}: leave it out, or "
                 "solve again without --momentum-correction"
             )
+
+
+def taken_over(
+    plan: Plan, optimizer: torch.optim.Optimizer | None
+) -> TakenMomentum | None:
+    """Return the momentum that ``plan`` wants the engine to apply; None: none.
+
+    Raises:
+        InputError: it wants momentum of an optimizer that is not given or has none to
+            take over.
+    """
+    if not plan.momentum_correction:
+        return None
+    if optimizer is None:
+        raise InputError(
+            "the plan corrects momentum, so the engine has to take over that of the "
+            "optimizer: call parallelize(model, plan, optimizer=optimizer)"
+        )
+    return TakenMomentum(optimizer)

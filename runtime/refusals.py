@@ -1,0 +1,78 @@
+"""What the engine refuses: models that are not its own, and what contradicts a wish."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from comm_plan.errors import InputError
+from comm_plan.plans import Plan
+from comm_plan.runtime.step import OnNonFinite, Setup
+
+
+def check_options(model: nn.Module, on_nonfinite: str) -> None:
+    """Check that the engine may average the gradients of ``model``.
+
+    Raises:
+        InputError: an unknown word for ``on_nonfinite``, sharded parameters, or a model
+            that DDP averages.
+    """
+    if on_nonfinite not in get_args(OnNonFinite):
+        raise InputError(
+            f"on_nonfinite {on_nonfinite!r} is unknown: use one of "
+            f"{', '.join(get_args(OnNonFinite))}"
+        )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "placements"):  # a DTensor
+            raise InputError(
+                f"parameter {name} is sharded (DTensor), as by fully_shard: a plan "
+                "averages whole gradients, give a model that is not sharded"
+            )
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "the model is wrapped in DistributedDataParallel, which averages its "
+            "gradients too: give model.module, and leave DDP out"
+        )
+
+
+def check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
+    """Check that a mean is final once it is in ``.grad``, as ``on_reduced`` needs it.
+
+    Raises:
+        InputError: it may still change, or the step be refused.
+    """
+    reasons = {
+        f"on_nonfinite={setup.on_nonfinite!r} may still refuse the step when its last "
+        "bucket is reduced: use 'propagate'": setup.on_nonfinite != "propagate",
+        "a GradScaler may still refuse the step: train without": scaler is not None,
+        "find_unused_parameters=True fills in what only other ranks used at the end of "
+        "the step: use all parameters": setup.find_unused_parameters,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(f"on_reduced: {reason}")
+
+
+def check_never_refused(plan: Plan) -> None:
+    """Check that no bucket needs flags that could refuse the step at its end.
+
+    Nor momentum of the engine's, which is settled there.
+
+    Raises:
+        InputError: one does, or ``plan`` corrects momentum.
+    """
+    if plan.momentum_correction:
+        raise InputError(
+            "on_reduced: the plan corrects momentum, which is settled at the end of a "
+            "step: solve without"
+        )
+    for bucket in plan.buckets:
+        if not bucket.compressor.carries_nonfinite:
+            raise InputError(
+                f"on_reduced: under {bucket.compressor.kind} the flags behind the last "
+                "bucket may still refuse a step with inf or NaN: use dense, fp16 or "
+                "bf16"
+            )
