@@ -92,6 +92,8 @@ def run(
         if not arguments.network_hosts:
             run_all(hosts, sweep)
         asked = ("--world-size", arguments.hosts, *ANY_ACCURACY)
+        if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
+            asked = (*asked, "--momentum-correction")
         plans = {s: solve(folder, s, "--solver", s, *asked) for s in SOLVERS}
         for method in METHODS:
             plans[method] = solve(folder, method, "--compressor", method, *asked)
