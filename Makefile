@@ -67,6 +67,10 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.sparse_volume
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
 	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
+	$(BIN)/python -m comm_plan.benchmarks.growing_ratio
+	for task in digits char-lm; do \
+		$(BIN)/python -m comm_plan.benchmarks.accuracy measure $$task || exit 1; done
+	$(BIN)/python -m comm_plan.benchmarks.accuracy table
 	$(BIN)/python -m comm_plan.benchmarks.deaths
 	$(BIN)/python -m comm_plan.benchmarks.soak
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload digits

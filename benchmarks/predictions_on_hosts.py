@@ -91,7 +91,7 @@ def run(
         run_all(hosts, comm_plan("profile", name, *profiling))
         if not arguments.network_hosts:
             run_all(hosts, sweep)
-        asked = ("--world-size", arguments.hosts, *ANY_ACCURACY)
+        asked: tuple[object, ...] = ("--world-size", arguments.hosts, *ANY_ACCURACY)
         if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
             asked = (*asked, "--momentum-correction")
         plans = {s: solve(folder, s, "--solver", s, *asked) for s in SOLVERS}
