@@ -45,7 +45,10 @@ CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),
     "lags": ("--solver", "lags", CORRECTED),
-    "auto": ("--solver", "auto", *ANY_ACCURACY, CORRECTED),
+    "auto": ("--solver", "auto", CORRECTED),
+    "auto, any accuracy": ("--solver", "auto", *ANY_ACCURACY, CORRECTED),
+    "qsgd 4 bits": ("--compressor", "qsgd", "--set", "bits=4"),
+    "vgc": ("--compressor", "vgc"),
     "top-k 1 %": ("--compressor", "topk", CORRECTED),
     "powersgd 2": ("--compressor", "powersgd"),
     "powersgd 4": ("--compressor", "powersgd", "--set", "rank=4"),
@@ -75,7 +78,7 @@ class Task:
 
 TASKS = {
     "digits": Task(goal=0.98, every=11, most_steps=660),
-    "char-lm": Task(goal=2.2, every=20, most_steps=800, adaptive=True),
+    "char-lm": Task(goal=1.7, every=40, most_steps=1200, adaptive=True),
 }
 
 
