@@ -479,7 +479,7 @@ def compare(
     training: Training,
     ranks: Ranks,
 ) -> None:
-    """Train by several plans at once, an epoch of each in turn: was it worth it?"""
+    """Train by several plans at once, in turns: was it worth it?"""
     ranks = _as_planned(ranks, plans[0])
     _start_ranks(context, ranks)
     from comm_plan.plans import Plan, check_writable

@@ -1,4 +1,4 @@
-"""Trains a workload by several plans at once, an epoch of each in turn."""
+"""Trains a workload by several plans at once, some epochs of each in turn."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from dataclasses import replace
 from comm_plan.errors import InputError
 from comm_plan.plans import Plan, RunRecord
 from comm_plan.runtime import randomness
-from comm_plan.runtime.trainer import Options, running
+from comm_plan.runtime.trainer import Options, Run, running
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
+
+
+TURN_STEPS = 50
+"""The first ten steps of a turn, of 10 ms each, were up to 20 % slower: it takes them
+until caches, and the cores of the ranks' threads, are as in a training of its own."""
 
 
 def train_side_by_side(
     workload: Workload, plans: Sequence[Plan], transport: Transport, options: Options
 ) -> tuple[RunRecord, ...]:
-    """Train ``workload`` once by each of ``plans``, an epoch of each in turn.
+    """Train ``workload`` once by each of ``plans``, in turns.
 
-    What slows the machine for a while slows all of them alike. Each has its own copy of
+    A turn is an epoch, or as many as have :data:`TURN_STEPS`. What slows the machine
+    for a while slows all of them alike. Each has its own copy of
     the model, its own optimizer and random numbers, and does what ``train`` would do
     alone.
 
@@ -42,10 +48,16 @@ def train_side_by_side(
             for copy, plan in zip(copies, plans, strict=True)
         ]
         begun = randomness.states()
-        turns = [_with_own_random(run.epochs(), begun) for run in runs]
-        while turns:
-            turns = [turn for turn in turns if next(turn, None) is not None]
+        left = [(run, _with_own_random(run.epochs(), begun)) for run in runs]
+        while left:
+            left = [(run, epochs) for run, epochs in left if _take_turn(run, epochs)]
         return tuple(run.record() for run in runs)
+
+
+def _take_turn(run: Run, epochs: Iterator[int]) -> bool:
+    """Train for a turn; return whether epochs may be left."""
+    enough = run.position.step + TURN_STEPS
+    return any(run.position.step >= enough for _ in epochs)
 
 
 def _with_own_random(epochs: Iterator[int], random: randomness.States) -> Iterator[int]:

@@ -5,9 +5,10 @@ from torch import nn
 
 from comm_plan.errors import InputError
 from comm_plan.plans import TopK
+from comm_plan.runtime import side_by_side
 from comm_plan.runtime.side_by_side import train_side_by_side
 from comm_plan.runtime.trainer import Options, train
-from comm_plan.tests.runtime.trainings import net, plan_for, workload
+from comm_plan.tests.runtime.trainings import EPOCH_STEPS, net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
 
 DENSE = ()
@@ -41,11 +42,19 @@ def same(records, others):
         assert record.plan_sha256 == other.plan_sha256
 
 
+@pytest.fixture(params=[1, 2 * EPOCH_STEPS], ids=["an epoch each", "two each"])
+def turns(request, monkeypatch):
+    """Turns that end within the training, so that plans really alternate."""
+    monkeypatch.setattr(side_by_side, "TURN_STEPS", request.param)
+
+
+@pytest.mark.usefixtures("turns")
 @pytest.mark.parametrize("methods", [(DENSE, SPARSE), (SPARSE, DENSE, SPARSE)])
 def test_every_plan_trains_as_it_would_alone(methods):
     same(*trained(methods, 2))
 
 
+@pytest.mark.usefixtures("turns")
 def test_every_plan_has_its_own_random_numbers():
     # The ranks of these tests are threads and share a process's random numbers.
     same(*trained((DENSE, DENSE), 1, dropout=0.3))
