@@ -14,7 +14,6 @@ from comm_plan.runtime.trainer import Options, Run, running
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
 
-
 TURN_STEPS = 50
 """The first ten steps of a turn, of 10 ms each, were up to 20 % slower: it takes them
 until caches, and the cores of the ranks' threads, are as in a training of its own."""
