@@ -15,7 +15,7 @@ import numpy as np
 
 from comm_plan.plans import Round
 from comm_plan.profiler.timings import SecondsArray
-from comm_plan.tuner.trials import WARM_UP, Block
+from comm_plan.tuner.trials import Block, warm_up_of
 
 ROUNDS = (6, 20, 80)
 """Iterations of each plan in a round, half of them in each order; the budget may allow
@@ -56,7 +56,8 @@ class Halving:
         self._ratios: dict[str, float] = {}
         self._iteration_s = dict(expected_s)
         self._overhead_s = {
-            name: START_S + WARM_UP * seconds for name, seconds in expected_s.items()
+            name: START_S + warm_up_of(seconds) * seconds
+            for name, seconds in expected_s.items()
         }
         self._baseline = baseline
         self._measure = measure

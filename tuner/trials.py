@@ -8,6 +8,7 @@ at its end, also when it fails.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -35,6 +36,10 @@ from comm_plan.workloads.base import Workload, endless
 WARM_UP = 2
 """First iterations of a block, which are not counted: allocations, first touches."""
 
+WARM_UP_S, LONGEST_WARM_UP = 0.1, 10
+"""Nor is this time, up to so many iterations: until then caches, and which core a
+thread is on, are those of what ran before; iterations of 10 ms were 20 % slower."""
+
 Watcher = Callable[[int], None]
 
 
@@ -53,6 +58,12 @@ class Block:
     losses: SecondsArray
     timing: Timing | None
     overhead_s: float
+
+
+def warm_up_of(iteration_s: float) -> int:
+    """Return how many iterations of about so many seconds are not counted."""
+    wanted = math.ceil(WARM_UP_S / iteration_s)
+    return min(max(WARM_UP, wanted), LONGEST_WARM_UP)
 
 
 class Trials:
@@ -76,7 +87,7 @@ class Trials:
         plan: Plan,
         iterations: int,
         *,
-        warm_up: int = WARM_UP,
+        warm_up: int | None = None,
         seed: int | None = None,
         done: Watcher = lambda count: None,
     ) -> Block:
@@ -85,7 +96,8 @@ class Trials:
         Args:
             plan: the plan.
             iterations: how many count, at least 1.
-            warm_up: how many to run before.
+            warm_up: how many to run before; None: as many as ``warm_up_of`` the
+                predicted iteration time, of a plan without a prediction ``WARM_UP``.
             seed: of the data and of stochastic compressors; None: the trials' own.
             done: called with the number of iterations after each.
 
@@ -93,6 +105,10 @@ class Trials:
             CollectiveError: a collective failed.
         """
         started_s = time.perf_counter()
+        if warm_up is None:
+            warm_up = (
+                warm_up_of(plan.predicted.iteration_s) if plan.predicted else WARM_UP
+            )
         chosen = self._seed if seed is None else seed
         rows: list[tuple[float, float]] = []
         reached: list[StepSeconds] = []

@@ -30,7 +30,7 @@ from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates, candidates
 from comm_plan.tuner.halving import ROUNDS, START_S, Halving
 from comm_plan.tuner.measuring import Progress, profiled, swept
-from comm_plan.tuner.trials import WARM_UP, Block, Trials
+from comm_plan.tuner.trials import Block, Trials, warm_up_of
 from comm_plan.workloads.base import Workload
 
 BUDGET_S = 300.0
@@ -344,10 +344,13 @@ class _Session:
 
     def _measure(self, name: str, iterations: int) -> Block:
         plan = self._plans[name]
-        total = WARM_UP + iterations
+        assert plan.predicted is not None
+        warm_up = warm_up_of(plan.predicted.iteration_s)
+        total = warm_up + iterations
         block = self._trials.run(
             plan,
             iterations,
+            warm_up=warm_up,
             done=lambda count: self._options.progress(count, total, f"try {name}"),
         )
         if block.timing is not None:
