@@ -45,7 +45,10 @@ class CommunicationThread:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
+        self._thread: int | None = None
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="comm-plan", initializer=self._begin
+        )
         self._failure: BaseException | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -61,11 +64,15 @@ class CommunicationThread:
     @property
     def is_current(self) -> bool:
         """Whether it is this thread that asks."""
-        return threading.current_thread() in self._executor._threads
+        return threading.get_ident() == self._thread
 
     def close(self) -> None:
         """End the thread after the jobs that are queued."""
         self._executor.shutdown(wait=True)
+
+    def _begin(self) -> None:
+        """Know the thread before its first job, sooner than the executor does."""
+        self._thread = threading.get_ident()
 
     def _run(self, job: Callable[[], Result]) -> Result:
         if self._failure is not None:

@@ -73,7 +73,8 @@ def test_only_what_is_not_there_is_trained(tmp_path, monkeypatch):
     Results(file).keep(plans=dict.fromkeys(["dense", "topk 1 %", "fp16"]))
     Results(file).add(RUNS[0])
 
-    def run_local(argv, ranks):
+    def run_local(argv, ranks, backend):
+        assert (ranks, backend) == (accuracy.RANKS, "gloo")
         jobs = accuracy.json.loads(accuracy.Path(argv[-2]).read_text())
         asked.extend(product([jobs["seed"]], jobs["variants"]))
         return 0
@@ -81,7 +82,7 @@ def test_only_what_is_not_there_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(accuracy, "run_local", run_local)
     of_all = variants(TASKS["digits"])
     chosen = {name: of_all[name] for name in ("dense", "topk 1 %", "fp16")}
-    accuracy.measure("digits", chosen, 10, (0, 1), file)
+    accuracy.measure("digits", chosen, 10, (0, 1), file, "gloo")
     assert asked == [*product([0], ["topk 1 %", "fp16"]), *product([1], chosen)]
 
 

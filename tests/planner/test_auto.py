@@ -77,7 +77,9 @@ def test_more_tolerance_never_means_a_higher_ratio(build, seed):
     profile, network = _profile(build, rng), _network(build, 3e-8)
     largest = []
     for tolerance in (0.0, 0.02, 0.2, 5.0):
-        problem = make_problem(profile, network, settings=Settings(tolerance=tolerance))
+        problem = make_problem(
+            profile, network, settings=Settings(tolerance=tolerance, accuracy="loss")
+        )
         solution = SOLVERS["auto"](problem)
         largest.append(max(option.ratio for option in solution.options))
     assert largest == sorted(largest, reverse=True)
