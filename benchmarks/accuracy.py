@@ -13,8 +13,8 @@ once for each seed and train the plans one after the other, each with a fresh wo
 by the function that ``comm-plan train`` calls. Plans and every finished run are written
 to ``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so
 a measurement that was interrupted goes on when it is asked for again. ``table`` writes
-``results/accuracy.md``, a picture of accuracy against ratio for each task, and
-``planner/accuracy.json``: the evidence on which ``auto`` chooses.
+``results/accuracy.md``, in ``docs/images`` a picture of accuracy against ratio for each
+task, and ``planner/accuracy.json``: the evidence on which ``auto`` chooses.
 
 Plans are for the 10 Mbit/s network below, whatever joins the ranks here; it decides
 the densities of LAGS and nothing else. Which tensors travel together changes no other
@@ -74,7 +74,9 @@ RANKS = 4
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100  # none of SEEDS
 RESULTS = Path(__file__).parent / "results"
-EVIDENCE = Path(__file__).parents[1] / "planner" / "accuracy.json"
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "planner" / "accuracy.json"
+PICTURES = ROOT / "docs" / "images"
 
 NETWORK = Network(
     backend="gloo",
@@ -184,7 +186,7 @@ def options_for(variant: Variant, steps: int, seed: int) -> Options:
 
 
 def write_tables(folder: Path) -> None:
-    """Write ``accuracy.md`` and the pictures from the files of results."""
+    """Write the table, the pictures and the evidence from the files of results."""
     text = [f"# Compressed training beside dense, {RANKS} ranks", ""]
     for workload, task in TASKS.items():
         for file in sorted(folder.glob(f"accuracy-{workload}-*.json")):
@@ -197,7 +199,8 @@ def write_tables(folder: Path) -> None:
             if tuned.exists():
                 text += [*tuning_table(Results(tuned).runs), ""]
             if results.forms:
-                write_atomically(file.with_suffix(".png"), picture(workload, results))
+                name = f"accuracy-{workload}.png"
+                write_atomically(PICTURES / name, picture(workload, results))
     text += [
         "Mean and range are over the seeds. Ratio: float32 bytes of all gradients over "
         "the bytes of a rank's message, mean over the steps, warm-up included; the "

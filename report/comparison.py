@@ -48,7 +48,7 @@ def comparison(
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title="side by side, an epoch of each in turn",
+        title="side by side, in turns",
         caption=f"speed: over {records[0][0]}; sent: by a rank in a step",
     )
     table.add_column("plan", no_wrap=True)

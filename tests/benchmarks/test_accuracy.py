@@ -6,15 +6,18 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from typer.main import get_command
 
 pytest.importorskip("torch")
 
 from comm_plan.benchmarks import accuracy
+from comm_plan.benchmarks.accuracy import EVIDENCE, RESULTS
 from comm_plan.benchmarks.accuracy_methods import TASKS, variants
-from comm_plan.benchmarks.accuracy_runs import Results, Run, points, table
+from comm_plan.benchmarks.accuracy_runs import Results, Run, measured, points, table
 from comm_plan.benchmarks.pictures import Point, best, front
 from comm_plan.cli import app
+from comm_plan.planner.evidence import Evidence
 from comm_plan.plans.compression import METHODS
 
 
@@ -112,3 +115,20 @@ def test_the_front_holds_all_that_nothing_beats(places, rising):
             a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in places
         )
         assert ((x, y) in line) != beaten
+
+
+def test_the_evidence_is_that_of_the_results():
+    kept = TypeAdapter(tuple[Evidence, ...]).validate_json(EVIDENCE.read_bytes())
+    assert kept == accuracy.evidence(RESULTS), "run: benchmarks.accuracy table"
+
+
+def test_a_method_is_within_noise_if_dense_might_have_done_it():
+    def judged(*values):
+        runs = [*RUNS, *(run("fp16", seed, v, 200) for seed, v in enumerate(values))]
+        return measured("task", runs)["fp16"]
+
+    assert judged(0.98, 1.0).difference == pytest.approx(0)
+    assert judged(0.985, 0.985).within_noise  # 0.5 points behind, as a run of dense
+    assert not judged(0.98, 0.979).within_noise
+    assert judged(1.0, 1.0).within_noise
+    assert judged(0.98, 1.0).ratio == 2
