@@ -7,7 +7,7 @@ reads them as it would read CIFAR-10::
 
     python -m comm_plan.benchmarks.growing_ratio --epochs 12
 
-Writes the run records and a picture to ``results/growing-ratio.*``.
+Writes the run records to ``results`` and the picture to ``docs/images``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from comm_plan.benchmarks.accuracy import NETWORK, RESULTS
+from comm_plan.benchmarks.accuracy import NETWORK, PICTURES, RESULTS
 from comm_plan.benchmarks.commands import comm_plan
 from comm_plan.benchmarks.pictures import lines
 from comm_plan.plans import Network, RunRecord, write_atomically
@@ -112,7 +112,7 @@ def main() -> None:
         x_label="step",
         y_label="ratio: dense bytes over bytes sent",
     )
-    write_atomically(RESULTS / "growing-ratio.png", picture)
+    write_atomically(PICTURES / "growing-ratio.png", picture)
 
 
 if __name__ == "__main__":
