@@ -1,4 +1,4 @@
-"""What the papers print: ``data/results.json`` and ``data/networks.json``."""
+"""What the papers print, and what was measured here, from the files in ``data/``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def results(paper: str) -> dict[str, Any]:
 def networks() -> dict[str, Any]:
     """Return the costs of the papers' clusters."""
     return _read("networks.json")
+
+
+@cache
+def hosts() -> dict[str, Any]:
+    """Return what was measured on emulated hosts."""
+    return _read("hosts.json")
 
 
 def point_to_point(cluster: str) -> tuple[float, float]:
