@@ -47,6 +47,10 @@ def _setting(plan: Plan) -> Iterator[Fact]:
     yield from emulated(plan.emulated_link)
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
     yield "buckets", f"{len(plan.buckets)} of {tensors} tensors"
+    if plan.momentum_correction:
+        yield "momentum", "applied before compression"
+    if plan.evidence:
+        yield "accuracy", "\n".join(plan.evidence)
 
 
 def _prediction(plan: Plan) -> Iterator[Fact]:

@@ -138,6 +138,15 @@ def test_plan_written_by_hand_needs_no_prediction():
     assert rows["buckets"] == "2 of 3 tensors"
 
 
+def test_a_plan_says_what_is_known_of_its_accuracy():
+    assert {"accuracy", "momentum"}.isdisjoint(dict(plan_rows(PLAN)))
+    known = ("topk up to 20x: within noise", "fp16 up to 2x: within noise")
+    changes = {"evidence": known, "momentum_correction": True}
+    rows = dict(plan_rows(PLAN.model_copy(update=changes)))
+    assert rows["accuracy"] == "\n".join(known)
+    assert rows["momentum"] == "applied before compression"
+
+
 def test_every_bucket_has_its_row():
     rows = bucket_rows(PLAN)
     assert {len(row) for row in rows} == {len(BUCKET_HEADER)}
