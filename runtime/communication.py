@@ -45,9 +45,14 @@ class CommunicationThread:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._thread: int | None = None
+        # Told by the thread itself, before its first job: the executor learns of it
+        # later. By a list, for what the thread holds it keeps alive.
+        self._threads: list[int] = []
         self._executor = ThreadPoolExecutor(
-            1, thread_name_prefix="comm-plan", initializer=self._begin
+            1,
+            thread_name_prefix="comm-plan",
+            initializer=_note_this_thread,
+            initargs=(self._threads,),
         )
         self._failure: BaseException | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -64,15 +69,11 @@ class CommunicationThread:
     @property
     def is_current(self) -> bool:
         """Whether it is this thread that asks."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() in self._threads
 
     def close(self) -> None:
         """End the thread after the jobs that are queued."""
         self._executor.shutdown(wait=True)
-
-    def _begin(self) -> None:
-        """Know the thread before its first job, sooner than the executor does."""
-        self._thread = threading.get_ident()
 
     def _run(self, job: Callable[[], Result]) -> Result:
         if self._failure is not None:
@@ -95,3 +96,7 @@ class CommunicationThread:
             result = self._run(job)
             done.record()
         return result
+
+
+def _note_this_thread(threads: list[int]) -> None:
+    threads.append(threading.get_ident())
