@@ -17,7 +17,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
     TypeAlias,
     TypeVar,
     cast,
@@ -27,6 +26,7 @@ from typing import (
 import typer
 
 from comm_plan.collectives.registry import ALGORITHMS
+from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS
@@ -118,7 +118,7 @@ MaxRatio = Annotated[
 
 
 AccuracyClass = Annotated[
-    Literal["none", "noise", "loss"],
+    Accuracy,
     typer.Option(
         help="What may be lost, by what was measured: none, within noise of dense, or "
         "more than that."

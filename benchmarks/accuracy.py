@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -52,8 +51,9 @@ from comm_plan.benchmarks.accuracy_runs import (
     table,
     tuning_table,
 )
-from comm_plan.benchmarks.commands import comm_plan, module
+from comm_plan.benchmarks.commands import module, run_verb
 from comm_plan.benchmarks.pictures import front
+from comm_plan.benchmarks.tables import RESULTS
 from comm_plan.planner.evidence import Evidence
 from comm_plan.planner.evidence import Task as Measured
 from comm_plan.plans import (
@@ -73,7 +73,6 @@ from comm_plan.workloads import load
 RANKS = 4
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100  # none of SEEDS
-RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "planner" / "accuracy.json"
 PICTURES = ROOT / "docs" / "images"
@@ -141,19 +140,12 @@ def solve_missing(
         folder = Path(temporary)
         network, profile = folder / "network.json", folder / "profile.json"
         NETWORK.save(network)
-        command("profile", workload, "-o", profile, "--iterations", "20")
+        run_verb("profile", workload, "-o", profile, "--iterations", "20")
         for name, variant in missing.items():
             output = folder / "plan.json"
-            command("solve", profile, network, "-o", output, *variant.solve)
+            run_verb("solve", profile, network, "-o", output, *variant.solve)
             plans[name] = Plan.load(output).model_dump(mode="json", by_alias=True)
     results.keep(network=NETWORK.model_dump(mode="json", by_alias=True), plans=plans)
-
-
-def command(*arguments: object) -> None:
-    """Run a verb; what it says is shown if it fails."""
-    done = subprocess.run(comm_plan(*arguments), stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
 
 
 def ranks(jobs: Path, file: Path) -> None:

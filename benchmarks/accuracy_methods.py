@@ -1,4 +1,4 @@
-"""What the accuracy benchmark trains: tasks, and every method in two forms.
+"""What the accuracy benchmark trains: tasks, and every method in up to three forms.
 
 *As printed*: as the method's paper trains it. *Plain*: as ``comm-plan solve`` plans it
 unless told otherwise, where that is something else. *With remedies*: with momentum

@@ -23,6 +23,15 @@ def module(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", name, *map(str, arguments)]
 
 
+def run_verb(*arguments: object, folder: Path | None = None) -> None:
+    """Run a verb, in ``folder`` if one is given; what it says is shown if it fails."""
+    done = subprocess.run(
+        comm_plan(*arguments), cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
 def hosts_parser(
     doc: str | None, rounds: int, budget_s: float
 ) -> argparse.ArgumentParser:

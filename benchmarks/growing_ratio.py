@@ -13,17 +13,16 @@ Writes the run records to ``results`` and the picture to ``docs/images``.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from comm_plan.benchmarks.accuracy import NETWORK, PICTURES, RESULTS
-from comm_plan.benchmarks.commands import comm_plan
+from comm_plan.benchmarks.accuracy import NETWORK, PICTURES
+from comm_plan.benchmarks.commands import run_verb
 from comm_plan.benchmarks.pictures import lines
+from comm_plan.benchmarks.tables import RESULTS
 from comm_plan.plans import Network, RunRecord, write_atomically
 
 RANKS = 2
@@ -34,8 +33,8 @@ WINDOW = 10
 """Steps of which a point of the picture is the mean."""
 
 
-def write_digits(folder: Path) -> int:
-    """Write the digits as CIFAR-10's files; return how many are trained on."""
+def write_digits(folder: Path) -> None:
+    """Write the digits as CIFAR-10's files."""
     digits = load_digits()
     images = np.kron(digits.images, np.ones((4, 4))) * (255 / 16)
     colours = np.repeat(images.astype(np.uint8).reshape(-1, 1, 1024), 3, axis=1)
@@ -46,28 +45,18 @@ def write_digits(folder: Path) -> int:
     for number, part in enumerate(parts, start=1):
         (folder / f"data_batch_{number}.bin").write_bytes(part.tobytes())
     (folder / "test_batch.bin").write_bytes(shuffled[:HELD_OUT].tobytes())
-    return len(shuffled) - HELD_OUT
-
-
-def run(folder: Path, *arguments: object) -> None:
-    """Run a verb in ``folder``; what it says is shown if it fails."""
-    done = subprocess.run(
-        comm_plan(*arguments), cwd=folder, stderr=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
 
 
 def trained(folder: Path, alpha: float, epochs: int) -> RunRecord:
     """Return the record of a training under VGC with this ``alpha``."""
-    run(
-        folder, "solve", "profile.json", "network.json", "--solver", "single",
-        "--compressor", "vgc", "--set", f"alpha={alpha}",
+    run_verb(
+        "solve", "profile.json", "network.json", "--solver", "single",
+        "--compressor", "vgc", "--set", f"alpha={alpha}", folder=folder,
     )  # fmt: skip
-    run(
-        folder, "train", "resnet20", "--plan", "plan.json", "--data", folder,
+    run_verb(
+        "train", "resnet20", "--plan", "plan.json", "--data", folder,
         "--batch-size", BATCH, "--epochs", epochs, "--lr", 0.05,
-        "--lr-schedule", "cosine", "--local-ranks", RANKS,
+        "--lr-schedule", "cosine", "--local-ranks", RANKS, folder=folder,
     )  # fmt: skip
     return RunRecord.load(folder / "run.json")
 
@@ -95,9 +84,9 @@ def main() -> None:
         write_digits(folder)
         network = {**NETWORK.model_dump(by_alias=True), "world_size": RANKS}
         Network.model_validate(network).save(folder / "network.json")
-        run(
-            folder, "profile", "resnet20", "--data", folder, "--batch-size", BATCH,
-            "--iterations", 20,
+        run_verb(
+            "profile", "resnet20", "--data", folder, "--batch-size", BATCH,
+            "--iterations", 20, folder=folder,
         )  # fmt: skip
         for alpha in arguments.alphas:
             record = trained(folder, alpha, arguments.epochs)

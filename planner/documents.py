@@ -122,19 +122,8 @@ def to_plan(
             emulated_link=network.emulated_link,
             momentum_correction=problem.settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
-            evidence=tuple(_evidence(solution)),
+            evidence=evidence.of(solution.options),
         )
-
-
-def _evidence(solution: Solution) -> Iterator[str]:
-    """Yield what is known of the accuracy under each method of ``solution``."""
-    ratios: dict[str, float] = {}
-    for option in solution.options:
-        if not option.compressor.lossless:
-            name = evidence.method_name(option.compressor, option.collective)
-            ratios[name] = max(option.ratio, ratios.get(name, 1.0))
-    for name, ratio in ratios.items():
-        yield evidence.rests_on(name, ratio)
 
 
 def _sent(profile: Profile, solution: Solution) -> Iterator[tuple[int, int, Spec, str]]:

@@ -8,15 +8,18 @@ mean of dense by 0.3 points of accuracy or 0.02 nats of loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.resources import files
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
 from comm_plan.plans.compression import Spec
 from comm_plan.plans.document import Value
+
+if TYPE_CHECKING:
+    from comm_plan.planner.option import Option
 
 Accuracy = Literal["none", "noise", "loss"]
 """What may be lost: nothing; nothing that could be told from noise; something."""
@@ -71,7 +74,7 @@ class Evidence(Value):
 @cache
 def measured() -> tuple[Evidence, ...]:
     """Return all evidence there is."""
-    text = files("comm_plan.planner").joinpath("accuracy.json").read_text("utf-8")
+    text = Path(__file__).with_name("accuracy.json").read_bytes()
     return TypeAdapter(tuple[Evidence, ...]).validate_json(text)
 
 
@@ -98,6 +101,16 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
         and every == {task.name for task in found.tasks}
     )
     return min(max_ratio, max(within, default=1.0))
+
+
+def of(options: Iterable[Option]) -> tuple[str, ...]:
+    """Return a sentence on each method that ``options`` leave something out by."""
+    ratios: dict[str, float] = {}
+    for option in options:
+        if not option.compressor.lossless:
+            name = method_name(option.compressor, option.collective)
+            ratios[name] = max(option.ratio, ratios.get(name, 1.0))
+    return tuple(rests_on(name, ratio) for name, ratio in ratios.items())
 
 
 def rests_on(method: str, ratio: float) -> str:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from comm_plan.errors import InputError
+from comm_plan.planner import evidence
 from comm_plan.planner.documents import dense_lower_bound_s, to_plan
+from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import Schedule
 from comm_plan.planner.solvers import BASELINES, SOLVERS, find_solver
@@ -139,12 +141,12 @@ class Summary:
 
     def remarks(self, solver: str) -> list[str]:
         """Return what training by the plan that was asked for will do besides."""
-        accuracy = (f"accuracy: {known}" for known in self.plan(solver).evidence)
-        return [*self._second_moments(solver), *accuracy]
-
-    def _second_moments(self, solver: str) -> list[str]:
-        moments = self.problem.prices.profile.second_moments
         options = self.row(solver).solution.options
+        accuracy = (f"accuracy: {known}" for known in evidence.of(options))
+        return [*self._second_moments(options), *accuracy]
+
+    def _second_moments(self, options: Sequence[Option]) -> list[str]:
+        moments = self.problem.prices.profile.second_moments
         wanting = {
             option.compressor.kind
             for option in options

@@ -25,9 +25,8 @@ def train_side_by_side(
     """Train ``workload`` once by each of ``plans``, in turns.
 
     A turn is an epoch, or as many as have :data:`TURN_STEPS`. What slows the machine
-    for a while slows all of them alike. Each has its own copy of
-    the model, its own optimizer and random numbers, and does what ``train`` would do
-    alone.
+    for a while slows all of them alike. Each has its own copy of the model, its own
+    optimizer and random numbers, and does what ``train`` would do alone.
 
     Returns:
         The records, in the order of ``plans``.

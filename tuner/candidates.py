@@ -185,7 +185,7 @@ def _posed(
         if ratio < settings.max_ratio:
             mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
             posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
-    for method_name in settings.allow or METHODS:
+    for method_name in METHODS if settings.allow is None else settings.allow:
         spec, _ = method(method_name)
         if spec.lossless:
             continue
