@@ -41,6 +41,8 @@ _PREFIX = "comm-plan"
 _SUBNET = "10.77.0"  # seen in our namespaces only
 _PORT = 29500  # likewise: no host runs anything else
 _INTERFACE = "eth0"
+_BURST = "128kb"
+_LOSSY = "burst 16kb limit 16kb"  # less than one write of a socket
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,20 @@ class EmulatedHosts:
         """End what still runs on the hosts and remove them."""
         self._cleanup.close()
 
-    def set_rate(self, rate: str | None) -> None:
-        """Limit every link to ``rate`` from now on; None: lift the limit."""
+    def set_rate(self, rate: str | None, *, lossy: bool = False) -> None:
+        """Limit every link to ``rate`` from now on; None: lift the limit.
+
+        Args:
+            rate: of each link in each direction.
+            lossy: queues are so short that some packets of every longer message are
+                dropped and have to be sent again.
+        """
+        queue = _LOSSY if lossy else f"burst {_BURST} latency 100ms"
         for i, host in enumerate(self._hosts):
             for namespace, device in ((host, _INTERFACE), (self._switch, f"port{i}")):
                 qdisc = f"tc -n {namespace} qdisc"
                 if rate is not None:
-                    limit = f"tbf rate {rate} burst 128kb latency 100ms"
-                    _run(f"{qdisc} replace dev {device} root {limit}")
+                    _run(f"{qdisc} replace dev {device} root tbf rate {rate} {queue}")
                 elif "tbf" in _run(f"{qdisc} show dev {device}"):
                     _run(f"{qdisc} del dev {device} root")
         self.rate = rate
@@ -131,6 +139,17 @@ class EmulatedHosts:
             both = json.loads(shown)[0]["stats64"]
             counters.append((both["rx"]["bytes"], both["tx"]["bytes"]))
         return counters
+
+    def tcp_segments(self) -> tuple[int, int]:
+        """Return how many TCP segments all hosts sent, and how many of them again."""
+        sent = again = 0
+        for host in self._hosts:
+            lines = _run(f"ip netns exec {host} cat /proc/net/snmp").splitlines()
+            names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+            counters = dict(zip(names, values, strict=True))
+            sent += int(counters["OutSegs"])
+            again += int(counters["RetransSegs"])
+        return sent, again
 
     def run(
         self,

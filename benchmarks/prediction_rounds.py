@@ -32,7 +32,7 @@ def ddp_block(workload: Workload, transport: Transport, iterations: int) -> list
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, transport.rank, transport.world_size)
     own = [
-        iterate(workload, model, optimizer, batch)[1]
+        iterate(workload.loss, model, optimizer, batch)[1]
         for batch in itertools.islice(batches, WARM_UP + iterations)
     ]
     of_ranks = np.array(transport.gather_objects(own))[:, WARM_UP:]

@@ -2,9 +2,9 @@
 
 Ranks of a user's own loop train by a plan that is partly compressed, with random
 delays. Now and then one of them is suspended for 5 s, and on emulated hosts (root on
-Linux) the rate of the links changes. Every rank samples its own memory, file
-descriptors and threads. Writes a table (Markdown) and the figures (JSON) to
-``benchmarks/results``.
+Linux) the rate of the links changes; half the time their queues are too short, so that
+packets are lost. Every rank samples its own memory, file descriptors and threads.
+Writes a table (Markdown) and the figures (JSON) to ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.soak --duration 1800
 """
@@ -32,6 +32,7 @@ from comm_plan.transports.launch import run_local
 
 RANKS = 3
 RATES = ("1gbit", "200mbit", "50mbit", None)
+LOSSY_RATES = ("200mbit", "50mbit")
 SUSPENDED_S = 5.0
 BETWEEN_S = 10.0
 """Between two troubles."""
@@ -120,10 +121,31 @@ def train(folder: Path, duration_s: float) -> None:
     dist.destroy_process_group()
 
 
+@dataclass(frozen=True)
+class Endured:
+    """A training that lasted.
+
+    Attributes:
+        samples: of every rank.
+        suspended: how often a rank was.
+        segments: TCP segments that were sent, and sent again because they were lost;
+            None: on one host, where no link changed.
+    """
+
+    samples: list[list[Sample]]
+    suspended: int
+    segments: tuple[int, int] | None
+
+    @property
+    def grew(self) -> bool:
+        """Whether a rank holds more at the end than after its first quarter."""
+        return any(map(grew, self.samples))
+
+
 def trouble(
     folder: Path, hosts: EmulatedHosts | None, training: threading.Thread
 ) -> int:
-    """Suspend ranks and change rates until the training ends; return how often."""
+    """Suspend ranks and change links until the training ends; return how often."""
     suspended = 0
     while training.is_alive():
         training.join(BETWEEN_S)
@@ -131,7 +153,8 @@ def trouble(
         if len(pids) < RANKS or len(list(folder.glob("samples-*"))):
             continue
         if hosts is not None:
-            hosts.set_rate(random.choice(RATES))
+            lossy = random.random() < 0.5
+            hosts.set_rate(random.choice(LOSSY_RATES if lossy else RATES), lossy=lossy)
         victim = random.choice(pids)
         with contextlib.suppress(ProcessLookupError):  # its training has ended
             os.kill(victim, signal.SIGSTOP)
@@ -141,8 +164,8 @@ def trouble(
     return suspended
 
 
-def soak(duration_s: float) -> tuple[list[list[Sample]], int, bool]:
-    """Return every rank's samples, suspensions, and whether rates changed.
+def soak(duration_s: float) -> Endured:
+    """Train for so long under stress.
 
     Raises:
         RuntimeError: a rank failed, or they hang.
@@ -163,7 +186,7 @@ def soak(duration_s: float) -> tuple[list[list[Sample]], int, bool]:
             raise RuntimeError(f"it did not last: {failures}")
         files = sorted(folder.glob("samples-*.json"))
         each = [[Sample(**one) for one in json.loads(f.read_text())] for f in files]
-    return each, suspended, hosts is not None
+        return Endured(each, suspended, hosts.tcp_segments() if hosts else None)
 
 
 def run_ranks(
@@ -220,22 +243,29 @@ def main() -> None:
     if arguments.train:
         train(arguments.train, arguments.duration)
         return
-    everyone, suspended, rates_changed = soak(arguments.duration)
+    endured = soak(arguments.duration)
     rows = []
-    for rank, samples in enumerate(everyone):
+    for rank, samples in enumerate(endured.samples):
         early, late = _quarters(samples)
         rows.append([rank, samples[-1].step, *_change(early, late)])
     head = ["rank", "steps", "memory, early", "late", "descriptors", "threads"]
-    links = "the links' rates changed as often" if rates_changed else "on one host"
+    links = "on one host"
+    if endured.segments:
+        sent, again = endured.segments
+        links = (
+            "the links' rates changed as often, and half the time their queues were so "
+            f"short that packets were lost: of {sent} TCP segments {again / sent:.1%} "
+            "were sent again"
+        )
     parts = [
         f"# {units.seconds(arguments.duration)} of training under stress",
         tables.markdown(head, rows),
-        f"Random delays; a rank suspended for {SUSPENDED_S:g} s {suspended} times; "
-        f"{links}. Early and late: medians of the second and the last quarter.",
+        f"Random delays; a rank suspended for {SUSPENDED_S:g} s {endured.suspended} "
+        f"times; {links}. Early and late: medians of the second and the last quarter.",
     ]
-    figures = {"ranks": [[asdict(one) for one in samples] for samples in everyone]}
+    figures = asdict(endured)
     print(tables.save("soak", parts, figures))
-    sys.exit(any(map(grew, everyone)))
+    sys.exit(endured.grew)
 
 
 def _change(early: Sample, late: Sample) -> list[str]:

@@ -132,7 +132,8 @@ def train(
     with averaging(variant, workload, transport, seed) as (model, optimizer):
         while not reached and len(own_s) < goal.most_steps:
             for batch in itertools.islice(batches, goal.every):
-                own_s.append(iterate(workload, model, optimizer, batch)[1])
+                step = iterate(workload.loss, model, optimizer, batch)
+                own_s.append(step[1])
             if transport.rank == 0:
                 measured = workload.evaluate(workload.model)
                 assert measured is not None

@@ -5,7 +5,8 @@ densities. They are interpolated, linearly in the number of elements and linearl
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
 is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
-communication thread and delay the messages behind. Every rank's message has to be
+communication thread and delay the messages behind. Second moments delay backward too,
+each tensor's by its share of the elements. Every rank's message has to be
 decoded after an all-gather, one sum after an all-reduce or a gTop-k tree.
 
 A sparse gradient is a bucket of its own, whatever the option: its rows are gathered
@@ -252,7 +253,10 @@ class Prices:
                     costs, messages, self.momentum_correction
                 )
             densities = np.array(spec.densities(len(numel)))
-            return self._devices[key].seconds(numel, densities)
+            compress, codec = self._devices[key].seconds(numel, densities)
+            if spec.needs_second_moments:
+                compress = compress + self._second_moments_s * numel / numel.sum()
+            return compress, codec
         if spec.lossless:
             free = np.zeros(len(numel))
             return free, free
@@ -260,6 +264,12 @@ class Prices:
             f"profile has no compression costs for {spec.kind}: profile again with it, "
             "or add them to the profile's compression"
         )
+
+    @property
+    def _second_moments_s(self) -> float:
+        """Seconds that second moments of all parameters take; 0: not measured."""
+        moments = self.profile.second_moments
+        return 0.0 if moments is None else moments.extra_s or 0.0
 
     def _legs(self, spec: Spec, collective: str) -> Iterator[Leg]:
         tensors = len(self.profile.tensors)

@@ -152,13 +152,21 @@ class Summary:
             for option in options
             if option.compressor.needs_second_moments
         }
-        if not wanting or moments is None or moments.objection is None:
+        if not wanting:
             return []
-        return [
-            f"{' and '.join(sorted(wanting))} will take second moments from "
-            f"{moments.micro_batches} micro-batches, which the times leave out: "
-            f"{moments.objection}"
-        ]
+        names = " and ".join(sorted(wanting))
+        said = []
+        if moments is not None and moments.objection is not None:
+            said.append(
+                f"{names} will take second moments from {moments.micro_batches} "
+                f"micro-batches: {moments.objection}"
+            )
+        if moments is None or moments.extra_s is None:
+            said.append(
+                f"the times of {names} leave out what second moments take: the "
+                "profile does not say"
+            )
+        return said
 
     def row(self, solver: str) -> Prediction:
         """Return the row of a solver that was asked for.

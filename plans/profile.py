@@ -182,11 +182,13 @@ class SecondMoments(Value):
 
     ``objection``: why there are no exact ones; None: there are.
     ``micro_batches``: into how many a batch can be cut to estimate them; None: into
-    none.
+    none. ``extra_s``: what an iteration takes longer that has them of all parameters,
+    exact ones where there are; None: not measured.
     """
 
     objection: Sentence | None = None
     micro_batches: Annotated[int, Field(ge=2, le=MAX_BATCH_SIZE)] | None = None
+    extra_s: Seconds | None = None
 
     @property
     def fit(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from comm_plan.plans import Profile
+from comm_plan.plans.compression import spec_class
 from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.measure import measure
+from comm_plan.profiler.second_moments import with_second_moments
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.transports.base import Transport
 
@@ -59,7 +61,10 @@ def measure_all(
         transport,
         lambda done, total: progress(done, total, "compressors in place"),
     )
-    return profile.model_copy(update={"compression": costs})
+    profile = profile.model_copy(update={"compression": costs})
+    if any(spec_class(kind).needs_second_moments for kind in kinds):
+        profile = with_second_moments(workload, profile, transport)
+    return profile
 
 
 def with_costs(

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from comm_plan.runtime.second_moments.batch import cut
-from comm_plan.workloads.base import Workload
+from comm_plan.workloads.base import Loss
 
 
 def iterate(
-    workload: Workload,
+    loss: Loss,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Any,
@@ -29,8 +29,8 @@ def iterate(
     the end of the device's work.
 
     Args:
-        workload: what is trained.
-        model: its model.
+        loss: of the model on a batch.
+        model: what is trained.
         optimizer: of the model.
         batch: one of its batches.
         micro_batches: into how many the batch is cut, each with a backward of its own.
@@ -45,20 +45,20 @@ def iterate(
     losses = []
     for part in first:
         with no_sync():
-            losses.append(_backward(workload, model, part, micro_batches))
-    losses.append(_backward(workload, model, last, micro_batches))
+            losses.append(_backward(loss, model, part, micro_batches))
+    losses.append(_backward(loss, model, last, micro_batches))
     optimizer.step()
-    loss = torch.stack(losses).sum()
-    if loss.device.type == "cuda":
-        torch.cuda.synchronize(loss.device)
+    total = torch.stack(losses).sum()
+    if total.device.type == "cuda":
+        torch.cuda.synchronize(total.device)
     seconds = time.perf_counter() - start_s
-    return loss.item(), seconds
+    return total.item(), seconds
 
 
 def _backward(
-    workload: Workload, model: nn.Module, batch: Any, micro_batches: int
+    loss: Loss, model: nn.Module, batch: Any, micro_batches: int
 ) -> torch.Tensor:
     """Return this part of the batch's loss, after its backward."""
-    loss = workload.loss(model, batch) / micro_batches
-    loss.backward()
-    return loss.detach()
+    own = loss(model, batch) / micro_batches
+    own.backward()
+    return own.detach()

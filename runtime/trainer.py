@@ -316,7 +316,7 @@ class Run:
         if self.options.learning_rate != UNCHANGED:
             self._set_learning_rate()
         result = iterate(
-            self.workload,
+            self.workload.loss,
             self.model,
             self.optimizer,
             batch,

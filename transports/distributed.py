@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError, PeerError, RunError
-from comm_plan.transports import watch
+from comm_plan.transports import event_loop, watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
 from comm_plan.transports.links import reachable_address
@@ -53,6 +53,8 @@ class TorchTransport(Transport):
         self._watch = watch
         self._owns_group = owns_group
         self.backend = _backend(group, device)
+        if self.backend == "gloo":
+            event_loop.let_others_finish()
         self.rank = dist.get_rank(group)
         self._in_world = tuple(dist.get_process_group_ranks(group))
         self.world_size = dist.get_world_size(group)

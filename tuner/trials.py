@@ -133,7 +133,7 @@ class Trials:
         ):
             for batch in itertools.islice(batches, warm_up + iterations):
                 step = iterate(
-                    self._workload,
+                    self._workload.loss,
                     model,
                     optimizer,
                     batch,

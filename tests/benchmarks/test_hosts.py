@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 SEND_TO_HOST_0 = """
-import os, socket, sys
+import os, socket, sys, time
 nbytes = int(sys.argv[1])
 meet = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "0":
@@ -36,7 +36,7 @@ else:
             connection = socket.create_connection(meet)
             break
         except ConnectionRefusedError:
-            pass
+            time.sleep(0.05)  # attempts are traffic too
     with connection:
         connection.sendall(bytes(nbytes))
 """
@@ -87,6 +87,21 @@ def test_both_ends_of_each_link_are_limited(two):
     assert not any("tbf" in shown for shown in rates())
     two.set_rate(None)
     assert two.rate is None
+
+
+def test_short_queues_lose_packets(two):
+    def again():
+        sent, again = two.tcp_segments()
+        results = two.run(python(SEND_TO_HOST_0, 2_000_000), timeout_s=60)
+        assert [result.returncode for result in results] == [0, 0]
+        sent_later, again_later = two.tcp_segments()
+        assert sent_later > sent
+        return again_later - again
+
+    two.set_rate("100mbit", lossy=True)
+    assert again() > 0
+    two.set_rate("100mbit")
+    assert again() == 0
 
 
 def test_each_host_is_one_rank(two):

@@ -106,11 +106,29 @@ def vgc(build, moments):
 
 def test_second_moments_that_are_not_exact_are_named(build):
     estimated = SecondMoments(objection="layer a mixes samples", micro_batches=4)
-    remark, known = summarise(vgc(build, estimated), ["optimal"]).remarks("optimal")
+    remark, _, known = summarise(vgc(build, estimated), ["optimal"]).remarks("optimal")
     assert remark.startswith("vgc will take second moments from 4 micro-batches")
-    for moments in (None, SecondMoments(micro_batches=4)):
-        remarks = summarise(vgc(build, moments), ["optimal"]).remarks("optimal")
-        assert remarks == [known]
+    exact = SecondMoments(micro_batches=4, extra_s=1e-3)
+    assert summarise(vgc(build, exact), ["optimal"]).remarks("optimal") == [known]
+
+
+def test_what_second_moments_take_is_in_the_times_or_said_to_be_missing(build):
+    def solved(moments):
+        summary = summarise(vgc(build, moments), ["optimal"])
+        return summary.row("optimal").iteration_s, summary.remarks("optimal")
+
+    alone_s, (missing, _) = solved(SecondMoments())
+    assert missing.startswith("the times of vgc leave out what second moments take")
+    assert solved(None) == (alone_s, [missing, _])
+    longer_s, remarks = solved(SecondMoments(extra_s=0.5))
+    tensors = _profile(build).tensors
+    compressed = [t.numel for t in tensors if t.layer != tensors[0].layer]
+    share = sum(compressed) / sum(t.numel for t in tensors)
+    assert longer_s == pytest.approx(alone_s + 0.5 * share, rel=0.01)
+    assert missing not in remarks
+
+
+def test_plans_without_second_moments_have_no_remarks(build):
     summary = compared(_profile(build), _network(build, 1e-4, 1e-9))
     assert not summary.remarks("optimal")
 

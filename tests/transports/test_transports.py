@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 import torch
 
@@ -38,6 +41,12 @@ def test_inputs_are_kept(engine, world_size):
 def test_a_duplicate_is_an_independent_channel(engine):
     # Torch wants all ranks of the run to take part in making a group.
     real_ranks(engine).run(MAX_RANKS, transport_checks.two_channels)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the policy is Linux's")
+def test_gloo_s_event_loops_take_no_core_from_others():
+    policies = real_ranks("gloo").run(MAX_RANKS, transport_checks.loops_of)
+    assert policies == [{os.SCHED_BATCH}] * MAX_RANKS
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ which every rank can make. They return nothing: a rank that disagrees raises.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -178,3 +180,18 @@ def inputs_are_kept(transport: Transport) -> None:
     transport.all_gather_unequal(tensor)
     transport.reduce_scatter(tensor)
     equal(tensor, made_by(transport.rank, 4 * transport.world_size, torch.float16))
+
+
+def loops_of(transport: Transport) -> set[int]:
+    """Return the scheduling policies of this process's event loops, with a new one."""
+    transport.duplicate().close()
+    names = {thread: (thread / "comm").read_text() for thread in _threads()}
+    return {
+        os.sched_getscheduler(int(thread.name))
+        for thread, name in names.items()
+        if name.startswith("gloo_tcp_loop")
+    }
+
+
+def _threads() -> list[Path]:
+    return list(Path("/proc/self/task").iterdir())

@@ -104,6 +104,12 @@ def test_nothing_lost_means_dense_plans_only():
     assert all(c.plan.is_dense for c in listed(beta=1e-7, accuracy="none").tried)
 
 
+def test_what_leaves_out_more_than_the_user_allows_is_not_tried():
+    found = listed(max_ratio=50.0)
+    reason = "it leaves out 100x, above --max-ratio 50"
+    assert found.not_tried[f"{MERGED}, topk"] == reason
+
+
 def test_what_is_not_known_to_be_within_noise_is_not_tried(monkeypatch):
     known = Evidence(method="topk", ratio=50, tasks=())
     monkeypatch.setattr(evidence, "measured", lambda: (known,))

@@ -1,0 +1,71 @@
+"""What an iteration takes longer in which second moments are had of all parameters.
+
+Iterations with and without them run in turn. Exact ones are caught while backward runs,
+where the model has them; else the batch is cut into micro-batches. Of those, gradients
+are ready only in the last one's backward, so there is less to hide messages behind
+than a plan's schedule takes there to be.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from comm_plan.plans import Profile
+from comm_plan.plans.parameters import trainable
+from comm_plan.plans.profile import SecondMoments
+from comm_plan.profiler.timings import Measurable
+from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.second_moments import ExactSecondMoments
+from comm_plan.runtime.second_moments.choice import estimator
+from comm_plan.transports.base import Transport
+from comm_plan.workloads.base import endless
+
+ITERATIONS = 10
+"""With second moments, and as many without; medians are taken."""
+
+
+def with_second_moments(
+    workload: Measurable, profile: Profile, transport: Transport
+) -> Profile:
+    """Return ``profile`` with what second moments take, if there can be any.
+
+    A collective call; the iterations train the model.
+
+    Args:
+        workload: what was profiled, on the transport's device.
+        profile: of it.
+        transport: the ranks, all of which run at once.
+    """
+    found = profile.second_moments
+    if found is None or not found.fit:
+        return profile
+    transport.barrier()
+    own_s = _extra_s(workload, found, transport)
+    extra_s = max(0.0, float(np.mean(transport.gather_objects(own_s))))
+    moments = found.model_copy(update={"extra_s": extra_s})
+    return profile.model_copy(update={"second_moments": moments})
+
+
+def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> float:
+    model = workload.model
+    optimizer = workload.optimizer(model.parameters())
+    batches = endless(workload.batches, ranks.rank, ranks.world_size)
+    parts = 1 if found.objection is None else found.micro_batches or 1
+    plain: list[float] = []
+    extended: list[float] = []
+    for _ in range(1 + ITERATIONS):
+        plain.append(iterate(workload.loss, model, optimizer, next(batches))[1])
+        moments = estimator(model, parts) or ExactSecondMoments(model)
+        begin_s = time.perf_counter()
+        iterate(workload.loss, model, optimizer, next(batches), micro_batches=parts)
+        for parameter in trainable(model).values():
+            if parameter.grad is not None:
+                moments.of(parameter)
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        extended.append(time.perf_counter() - begin_s)
+        moments.remove()
+    return float(np.median(extended[1:]) - np.median(plain[1:]))

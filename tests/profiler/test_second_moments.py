@@ -1,0 +1,73 @@
+"""What second moments take is measured where a model can have them."""
+
+import pytest
+import torch
+from torch import nn
+
+from comm_plan.plans.profile import SecondMoments
+from comm_plan.profiler import measure
+from comm_plan.profiler import second_moments as module
+from comm_plan.profiler.second_moments import with_second_moments
+from comm_plan.profiler.whole import measure_all
+from comm_plan.tests.profiler.test_measure import Toy, chain
+from comm_plan.transports.local import LocalTransport
+
+
+class Eight(Toy):
+    """Batches that can be cut."""
+
+    def batches(self, rank, world_size, epoch, seed):
+        yield from torch.ones(3, 8, 4)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    workload = Toy(chain())
+    return workload, measure(workload, iterations=20)
+
+
+def test_exact_ones_are_timed_over_all_parameters(toy, monkeypatch):
+    asked = []
+
+    class Watched(module.ExactSecondMoments):
+        def of(self, parameter):
+            asked.append(parameter.shape)
+            return super().of(parameter)
+
+    monkeypatch.setattr(module, "ExactSecondMoments", Watched)
+    workload, profile = toy
+    found = with_second_moments(workload, profile, LocalTransport()).second_moments
+    assert found.objection is None
+    assert found.extra_s >= 0
+    assert set(asked) == {p.shape for p in workload.model.parameters()}
+
+
+def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch):
+    workload = Eight(nn.Sequential(chain(), nn.BatchNorm1d(4)))
+    profile = measure(workload, iterations=20)
+    assert profile.second_moments.objection
+    cut = []
+    real = module.iterate
+
+    def counting(*arguments, micro_batches=1):
+        cut.append(micro_batches)
+        return real(*arguments, micro_batches=micro_batches)
+
+    monkeypatch.setattr(module, "iterate", counting)
+    found = with_second_moments(workload, profile, LocalTransport()).second_moments
+    assert set(cut) == {1, profile.second_moments.micro_batches}
+    assert found.extra_s >= 0
+
+
+@pytest.mark.parametrize("moments", [None, SecondMoments(objection="a layer")])
+def test_what_cannot_be_had_is_not_timed(toy, moments):
+    workload, profile = toy
+    without = profile.model_copy(update={"second_moments": moments})
+    assert with_second_moments(workload, without, LocalTransport()) == without
+
+
+@pytest.mark.parametrize(("kind", "timed"), [("topk", False), ("vgc", True)])
+def test_they_are_timed_if_a_method_needs_them(kind, timed):
+    torch.manual_seed(0)
+    profile = measure_all(Toy(chain()), LocalTransport(), kinds=[kind], iterations=20)
+    assert (profile.second_moments.extra_s is not None) == timed
