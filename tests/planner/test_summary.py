@@ -124,7 +124,7 @@ def test_what_second_moments_take_is_in_the_times_or_said_to_be_missing(build):
     tensors = _profile(build).tensors
     compressed = [t.numel for t in tensors if t.layer != tensors[0].layer]
     share = sum(compressed) / sum(t.numel for t in tensors)
-    assert longer_s == pytest.approx(alone_s + 0.5 * share, rel=0.01)
+    assert max(alone_s, 0.5 * share) < longer_s <= alone_s + 0.5 * share
     assert missing not in remarks
 
 
