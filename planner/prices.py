@@ -68,6 +68,9 @@ class DeviceCost:
         def compress_s(cost: CompressionCost) -> float:
             return cost.compress_s + momentum_correction * cost.momentum_s
 
+        def codec_s(cost: CompressionCost) -> float:
+            return cost.codec_s(messages, momentum_correction)
+
         densities = sorted({cost.density for cost in costs})
         groups = [
             sorted((c for c in costs if c.density == d), key=lambda c: c.numel)
@@ -76,7 +79,7 @@ class DeviceCost:
         return cls(
             np.array(densities),
             tuple(_curve({c.numel: compress_s(c) for c in g}) for g in groups),
-            tuple(_curve({c.numel: c.codec_s(messages) for c in g}) for g in groups),
+            tuple(_curve({c.numel: codec_s(c) for c in g}) for g in groups),
         )
 
     def seconds(

@@ -112,7 +112,8 @@ class CompressionCost(Value):
     ``encode_s``: what the communication thread does before it sends.
     ``decompress_s``: decode one rank's message into the averaged gradient.
     ``another_s``: what each further rank's message adds to that; None: as much again.
-    ``momentum_s``: what momentum correction adds to ``compress_s``.
+    ``momentum_s``: what momentum correction adds to ``compress_s``;
+    ``momentum_encode_s``: to ``encode_s``.
     ``density`` is 1 for compressors that send every element.
     """
 
@@ -123,11 +124,14 @@ class CompressionCost(Value):
     decompress_s: Seconds
     another_s: Seconds | None = None
     momentum_s: Seconds = 0.0
+    momentum_encode_s: Seconds = 0.0
 
-    def codec_s(self, messages: int) -> float:
+    def codec_s(self, messages: int, momentum_correction: bool = False) -> float:
         """Return what the communication thread needs if so many messages come back."""
         another_s = self.decompress_s if self.another_s is None else self.another_s
-        return self.encode_s + self.decompress_s + (messages - 1) * another_s
+        momentum_s = momentum_correction * self.momentum_encode_s
+        decode_s = self.decompress_s + (messages - 1) * another_s
+        return self.encode_s + momentum_s + decode_s
 
 
 class Spread(Value):

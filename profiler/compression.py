@@ -4,9 +4,10 @@ Each point is one bucket of standard normal gradients, and the cost of one of it
 tensors: ``compress_s`` is add and before it, unless the method is linear, the engine's
 look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is decode of
 one rank's message and write, ``another_s`` what each further message adds where they
-are gathered; ``momentum_s`` what adding and encoding take longer with momentum
-correction. Medians, after a warm-up. All ranks measure at once, since in training
-they compress at once and may share cores; the rank that needs longest counts.
+are gathered; ``momentum_s`` what adding takes longer with momentum correction,
+``momentum_encode_s`` what encoding does. Medians, after a warm-up. All ranks measure at
+once, since in training they compress at once and may share cores; the rank that needs
+longest counts.
 
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
@@ -145,15 +146,15 @@ def _measured(
     collective = spec.default_collective()
     plain = build(spec, collective, slots, context)
     seconds = _seconds(plain, density, device)
-    momentum_s = 0.0
+    momentum_s = momentum_encode_s = 0.0
     momentum = Momentum(_MOMENTUM)
     corrected = build(
         spec, collective, slots, replace(context, momentum_of=lambda name: momentum)
     )
     if VELOCITY in corrected.state:
-        # Masking is part of it, wherever that happens.
-        both_s = _seconds(corrected, density, device)
-        momentum_s = max(0.0, sum(both_s[:2]) - sum(seconds[:2]))
+        add_s, masked_s, *_ = _seconds(corrected, density, device)
+        momentum_s = max(0.0, add_s - seconds[0])
+        momentum_encode_s = max(0.0, masked_s - seconds[1])
     compress_s, encode_s, decompress_s, another_s = seconds
     return CompressionCost(
         numel=numel,
@@ -163,6 +164,7 @@ def _measured(
         decompress_s=decompress_s,
         another_s=another_s if _is_gathered(plain) else None,
         momentum_s=momentum_s,
+        momentum_encode_s=momentum_encode_s,
     )
 
 

@@ -8,6 +8,8 @@ gradients and nothing travels, in turn with iterations in which the engine rests
 backward takes longer, over the sum of ``compress_s`` of all tensors, is a factor on
 ``compress_s``; what the communication thread takes, over the sum of ``encode_s`` and
 ``decompress_s``, one on those. How costs grow with size and density stays as measured.
+Momentum correction passes over states as large as the model, whatever is compressed:
+what it delays backward by is shared out by elements.
 
 Methods whose work depends on the values of gradients are left as they are: the
 thresholds they are measured with fit normal gradients, not the model's.
@@ -15,6 +17,7 @@ thresholds they are measured with fit normal gradients, not the model's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +33,7 @@ from comm_plan.plans import (
 from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.runtime.timing import StepSeconds
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
@@ -63,9 +67,9 @@ def in_place(
         middle = _middle(costs[kind])
         spec = spec_class(kind).at_density(middle[0].density)
         transport.barrier()
-        own = _factors(trial, workload.model, profile, spec, middle)
+        own = _seen(trial, workload.model, profile, spec, middle)
         of_ranks = transport.gather_objects(own)
-        costs[kind] = _scaled(costs[kind], *np.mean(of_ranks, axis=0).tolist())
+        costs[kind] = _corrected(costs[kind], *np.mean(of_ranks, axis=0).tolist())
         if progress is not None:
             progress(done, len(kinds))
     return costs
@@ -84,21 +88,27 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
     return sorted(alike, key=lambda cost: cost.numel)
 
 
-def _factors(
+def _seen(
     trial: Trial,
     model: nn.Module,
     profile: Profile,
     spec: Spec,
     costs: Sequence[CompressionCost],
-) -> tuple[float, float]:
-    """Return the factors on what delays backward and on what occupies the thread."""
+) -> tuple[float, float, float]:
+    """Return the factors on what delays backward and on what occupies the thread.
+
+    And the seconds an element by which momentum correction delays backward; NaN where
+    it has nothing to correct.
+    """
     plan = _plan(profile, spec)
-    resting, working = _seconds(trial, model, plan)
-    delay_s = (working[1] - working[0]) - resting
-    _, start, finish = working[2:].reshape(3, len(plan.buckets))
-    thread_s = float(np.sum(finish - start))
+    delay_s, thread_s = _delays(trial, model, plan)
     numels = [t.numel for t in profile.tensors if t.dtype in spec.dtypes]
     sizes = [cost.numel for cost in costs]
+    momentum_s = math.nan
+    if any(cost.momentum_s for cost in costs) and can_be_corrected(trial.optimizer):
+        corrected = plan.model_copy(update={"momentum_correction": True})
+        later_s = _delays(trial, model, corrected)[0] - delay_s
+        momentum_s = max(0.0, later_s) / sum(numels)
 
     def in_all(seconds: Sequence[float]) -> float:
         return float(np.sum(np.interp(numels, sizes, seconds)))
@@ -106,6 +116,7 @@ def _factors(
     return (
         _factor(delay_s, in_all([cost.compress_s for cost in costs])),
         _factor(thread_s, in_all([cost.codec_s(1) for cost in costs])),
+        momentum_s,
     )
 
 
@@ -139,6 +150,13 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
     )
 
 
+def _delays(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, float]:
+    """Return how much later backward ends, and how long the thread is busy."""
+    resting, working = _seconds(trial, model, plan)
+    _, start, finish = working[2:].reshape(3, len(plan.buckets))
+    return (working[1] - working[0]) - resting, float(np.sum(finish - start))
+
+
 def _seconds(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, StepSeconds]:
     """Return what backward takes from its first gradient to its last, and a step.
 
@@ -148,7 +166,11 @@ def _seconds(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, StepSec
     resting: list[float] = []
     working: list[StepSeconds] = []
     with Engine(
-        model, plan, LocalTransport(device), find_unused_parameters=True
+        model,
+        plan,
+        LocalTransport(device),
+        find_unused_parameters=True,
+        optimizer=trial.optimizer,
     ) as engine:
         for _ in range(1 + ITERATIONS):
             with engine.no_sync():
@@ -162,9 +184,14 @@ def _seconds(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, StepSec
     return float(np.median(resting[1:])), np.median(np.stack(working[1:]), axis=0)
 
 
-def _scaled(
-    costs: Sequence[CompressionCost], compress: float, codec: float
+def _corrected(
+    costs: Sequence[CompressionCost],
+    compress: float,
+    codec: float,
+    momentum_s: float,
 ) -> tuple[CompressionCost, ...]:
+    """Return ``costs`` times the factors, and momentum's by the element if known."""
+    unknown = math.isnan(momentum_s)
     return tuple(
         cost.model_copy(
             update={
@@ -172,7 +199,10 @@ def _scaled(
                 "encode_s": cost.encode_s * codec,
                 "decompress_s": cost.decompress_s * codec,
                 "another_s": None if cost.another_s is None else cost.another_s * codec,
-                "momentum_s": cost.momentum_s * compress,
+                "momentum_s": cost.momentum_s * compress
+                if unknown
+                else cost.numel * momentum_s,
+                "momentum_encode_s": cost.momentum_encode_s * codec,
             }
         )
         for cost in costs

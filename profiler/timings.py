@@ -110,7 +110,7 @@ class Trial:
         self._device = device
         self._meet = meet
         self.parameters = trainable(self._model)
-        self._optimizer = workload.optimizer(self._model.parameters())
+        self.optimizer = workload.optimizer(self._model.parameters())
         self._batches = endless(workload.batches, rank, world_size)
 
     def run(
@@ -149,10 +149,10 @@ class Trial:
 
         How second moments can be had, and :func:`sparse_rows`.
         """
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         moments = survey(self._model, self._loss, next(self._batches))
         rows = sparse_rows(self.parameters)
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         return moments, rows
 
     def _hook(self, watch: Stopwatch, fired: list[int], hooks: ExitStack) -> None:
@@ -177,8 +177,8 @@ class Trial:
         watch.mark(MEETING)
         self._meet()
         watch.mark(UPDATE)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         watch.mark(DONE)
         return host_s
 

@@ -91,4 +91,4 @@ def test_momentum_costs_what_it_takes_where_it_is_corrected(kind, monkeypatch):
     corrects = (
         VELOCITY in build(spec, collective, [Slot("a", 8, (2, 4))], context).state
     )
-    assert (cost.momentum_s > 2e-3) == corrects
+    assert (cost.momentum_s + cost.momentum_encode_s > 2e-3) == corrects

@@ -43,7 +43,38 @@ def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     nothing = np.array([1.0, 1.0, 1.0, 1.0, 1.0])
     monkeypatch.setattr(module, "_seconds", lambda *_: (RESTING_S, nothing))
+    costs = in_place(workload, profile, LocalTransport())
+    assert costs["dense"] == profile.compression["dense"]
+    for cost, alone in zip(costs["topk"], profile.compression["topk"], strict=True):
+        assert cost == alone.model_copy(update={"momentum_s": 0.0})
+
+
+def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
+    workload, profile = digits
+    later_s = 0.75
+
+    def steps(trial, model, plan):
+        end_s = 1.0 + DELAY_S + later_s * plan.momentum_correction
+        return 0.0, np.array([1.0, end_s, 1.0, 1.0, 2.0])
+
+    monkeypatch.setattr(module, "_seconds", steps)
+    costs = in_place(workload, profile, LocalTransport())
+    assert all(cost.momentum_s == 0 for cost in costs["dense"])
+    numel = sum(tensor.numel for tensor in profile.tensors)
+    for cost in costs["topk"]:
+        assert cost.momentum_s == pytest.approx(later_s * cost.numel / numel)
+
+
+def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
+    workload, profile = digits
+    plans = []
+    step = np.array([1.0, 1.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(
+        module, "_seconds", lambda *given: plans.append(given[2]) or (RESTING_S, step)
+    )
+    monkeypatch.setattr(module, "can_be_corrected", lambda optimizer: False)
     assert in_place(workload, profile, LocalTransport()) == profile.compression
+    assert not any(plan.momentum_correction for plan in plans)
 
 
 @pytest.mark.parametrize("kind", KINDS)
