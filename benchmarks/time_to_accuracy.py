@@ -202,15 +202,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     require_hosts()
-    task = TASKS[arguments.workload]
-    found: dict[str, list[Row]] = {}
     advice: dict[str, str] = {}
-    figures: dict[str, list[Mapping[str, object]]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
+    written = ""
     for rate in arguments.rates:
         with tempfile.TemporaryDirectory() as temporary:
-            outcomes, advice[rate] = trained(rate, arguments, Path(temporary))
-        found[rate] = rows(outcomes)
-        figures[rate] = [asdict(outcome) for outcome in outcomes]
+            outcomes[rate], advice[rate] = trained(rate, arguments, Path(temporary))
+        written = save(arguments, outcomes, advice)
+    print(written)
+
+
+def save(
+    arguments: argparse.Namespace,
+    outcomes: Mapping[str, Sequence[Outcome]],
+    advice: Mapping[str, str],
+) -> str:
+    """Write table, figures and picture of the rates so far; return the table."""
+    task = TASKS[arguments.workload]
+    found = {rate: rows(of_rate) for rate, of_rate in outcomes.items()}
     title = f"{arguments.workload}, {arguments.hosts} hosts, until {task.goal:g}"
     parts = [f"# Time to accuracy: {title}"]
     for rate, of_rate in found.items():
@@ -220,13 +229,18 @@ def main() -> None:
         f"the ranks; evaluated every {task.every} steps, which is not counted."
     )
     name = f"time-to-accuracy-{arguments.workload}"
-    print(tables.save(name, parts, {"outcomes": figures}))
+    figures = {
+        rate: [asdict(outcome) for outcome in of_rate]
+        for rate, of_rate in outcomes.items()
+    }
+    written = tables.save(name, parts, {"outcomes": figures})
     picture = {
         rate: {row.name: row.seconds for row in of_rate}
         for rate, of_rate in found.items()
     }
     png = bars(picture, title, f"seconds until {task.goal:g}", highlighted="DDP")
     (tables.RESULTS / f"{name}.png").write_bytes(png)
+    return written
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Both may want the same cores, memory or (NCCL) multiprocessors. So the iterations run
 once alone and then beside each of the three things that the communication thread does:
 messages that only start up, messages that are long, and passes over memory as
-compressors make them. The rates are those of medians, alone over beside each other, the
-mean of the ranks.
+compressors make them. The rates are alone over beside each other, the mean of the ranks:
+of the iterations' medians, and of the means of calls beside them. Calls that have to
+wait for a core take many times as long as the others, and it is their sum that counts.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _beside(
     job_s = np.median([_seconds(job) for _ in range(CALLS)])
     with repeated(job, device) as calls:
         beside_s = _compute_s(trial, CALLS * float(job_s))
-        job_beside_s = np.median(calls) if calls else job_s
+        job_beside_s = np.mean(calls) if calls else job_s
     return alone_s / beside_s, float(job_s / job_beside_s)
 
 
