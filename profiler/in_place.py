@@ -2,14 +2,14 @@
 
 Beside a model a compressor finds its residuals cold, for all of the model has passed
 through the caches since it touched them, and it leaves the caches cold for the rest of
-backward. Buckets that are measured on their own show neither. So the workload's own
-iterations run under an engine of one rank, in which one bucket per dtype holds all
-gradients and nothing travels, in turn with iterations in which the engine rests. What
-backward takes longer, over the sum of ``compress_s`` of all tensors, is a factor on
-``compress_s``; what the communication thread takes, over the sum of ``encode_s`` and
-``decompress_s``, one on those. How costs grow with size and density stays as measured.
-Momentum correction passes over states as large as the model, whatever is compressed:
-what it delays backward by is shared out by elements.
+backward and the next forward. Buckets that are measured on their own show neither. So
+the workload's own iterations run under an engine of one rank, in which one bucket per
+dtype holds all gradients and nothing travels, in turn with iterations in which the
+engine rests. What forward and backward take longer, over the sum of ``compress_s`` of
+all tensors, is a factor on ``compress_s``; what the communication thread takes, over
+the sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
+density stays as measured. Momentum correction passes over states as large as the model,
+whatever is compressed: what it delays backward by is shared out by elements.
 
 Methods whose work depends on the values of gradients are left as they are: the
 thresholds they are measured with fit normal gradients, not the model's.
@@ -34,14 +34,17 @@ from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.momentum import can_be_corrected
-from comm_plan.runtime.timing import StepSeconds
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
 Costs = dict[str, tuple[CompressionCost, ...]]
 
-ITERATIONS = 5
-"""Iterations under the engine, and as many while it rests; medians are taken."""
+TURNS = 2
+"""Turns under the engine, and as many while it rests."""
+
+TURN = 4
+"""Iterations of a turn; medians are taken of all but the first, which finds the caches
+as those of the other kind left them."""
 
 
 def in_place(
@@ -66,8 +69,7 @@ def in_place(
     for done, kind in enumerate(kinds, start=1):
         middle = _middle(costs[kind])
         spec = spec_class(kind).at_density(middle[0].density)
-        transport.barrier()
-        own = _seen(trial, workload.model, profile, spec, middle)
+        own = _seen(trial, workload.model, profile, spec, middle, transport)
         of_ranks = transport.gather_objects(own)
         costs[kind] = _corrected(costs[kind], *np.mean(of_ranks, axis=0).tolist())
         if progress is not None:
@@ -94,6 +96,7 @@ def _seen(
     profile: Profile,
     spec: Spec,
     costs: Sequence[CompressionCost],
+    ranks: Transport,
 ) -> tuple[float, float, float]:
     """Return the factors on what delays backward and on what occupies the thread.
 
@@ -101,13 +104,13 @@ def _seen(
     it has nothing to correct.
     """
     plan = _plan(profile, spec)
-    delay_s, thread_s = _delays(trial, model, plan)
+    delay_s, thread_s = _delays(trial, model, plan, ranks)
     numels = [t.numel for t in profile.tensors if t.dtype in spec.dtypes]
     sizes = [cost.numel for cost in costs]
     momentum_s = math.nan
     if any(cost.momentum_s for cost in costs) and can_be_corrected(trial.optimizer):
         corrected = plan.model_copy(update={"momentum_correction": True})
-        later_s = _delays(trial, model, corrected)[0] - delay_s
+        later_s = _delays(trial, model, corrected, ranks)[0] - delay_s
         momentum_s = max(0.0, later_s) / sum(numels)
 
     def in_all(seconds: Sequence[float]) -> float:
@@ -150,38 +153,52 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
     )
 
 
-def _delays(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, float]:
-    """Return how much later backward ends, and how long the thread is busy."""
-    resting, working = _seconds(trial, model, plan)
-    _, start, finish = working[2:].reshape(3, len(plan.buckets))
-    return (working[1] - working[0]) - resting, float(np.sum(finish - start))
+def _delays(
+    trial: Trial, model: nn.Module, plan: Plan, ranks: Transport
+) -> tuple[float, float]:
+    """Return how much later backward ends, and how long the thread is busy.
 
-
-def _seconds(trial: Trial, model: nn.Module, plan: Plan) -> tuple[float, StepSeconds]:
-    """Return what backward takes from its first gradient to its last, and a step.
-
-    The first while the engine rests; the second are the moments of a step under it.
+    Later than while the engine rests, from the start of forward, which finds the caches
+    cold too.
     """
-    device = next(model.parameters()).device
-    resting: list[float] = []
-    working: list[StepSeconds] = []
+    resting_s: list[float] = []
+    working_s: list[float] = []
+    thread_s: list[float] = []
     with Engine(
         model,
         plan,
-        LocalTransport(device),
+        LocalTransport(ranks.device),
         find_unused_parameters=True,
         optimizer=trial.optimizer,
     ) as engine:
-        for _ in range(1 + ITERATIONS):
+        for _ in range(TURNS):
+            ranks.barrier()
             with engine.no_sync():
-                ready_s = trial.run(1, 0).ready_s
-            resting.append(float(np.nanmax(ready_s) - np.nanmin(ready_s)))
-            trial.run(1, 0)
-            assert engine.last_moments is not None
-            moments = engine.last_moments.seconds()
-            assert moments is not None
-            working.append(moments)
-    return float(np.median(resting[1:])), np.median(np.stack(working[1:]), axis=0)
+                own_s = [_backward_end_s(trial) for _ in range(TURN)]
+            resting_s += own_s[1:]
+            ranks.barrier()
+            own_s = []
+            for _ in range(TURN):
+                own_s.append(_backward_end_s(trial))
+                thread_s.append(_thread_s(engine))
+            working_s += own_s[1:]
+    delay_s = np.median(working_s) - np.median(resting_s)
+    return float(delay_s), float(np.median(thread_s))
+
+
+def _backward_end_s(trial: Trial) -> float:
+    """Run an iteration; return when its last gradient is complete and compressed."""
+    timings = trial.run(1, 0)
+    return float(timings.forward_s[0] + np.nanmax(timings.ready_s))
+
+
+def _thread_s(engine: Engine) -> float:
+    """Return how long the communication thread was busy in the last step."""
+    assert engine.last_moments is not None
+    moments = engine.last_moments.seconds()
+    assert moments is not None
+    _, start, finish = moments[2:].reshape(3, len(engine.buckets))
+    return float(np.sum(finish - start))
 
 
 def _corrected(

@@ -141,7 +141,8 @@ class TakenMomentum:
         if has_it and not decay:
             return
         late = torch.zeros_like(parameter.grad) if has_it else parameter.grad
-        late = late.add(parameter.detach(), alpha=decay)
+        if decay:
+            late = late.add(parameter.detach(), alpha=decay)
         state = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
         if buffer is None:

@@ -11,7 +11,7 @@ from comm_plan.profiler.whole import with_costs
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 
-DELAY_S, THREAD_S, RESTING_S = 0.25, 0.5, 0.125
+DELAY_S, THREAD_S = 0.25, 0.5
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,7 @@ def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
     digits, monkeypatch
 ):
     workload, profile = digits
-    begin_s, ready_s = 1.0, 2.0
-    end_s = begin_s + RESTING_S + DELAY_S
-    step = np.array([begin_s, end_s, ready_s, ready_s, ready_s + THREAD_S])
-    monkeypatch.setattr(module, "_seconds", lambda *_: (RESTING_S, step))
+    monkeypatch.setattr(module, "_delays", lambda *_: (DELAY_S, THREAD_S))
     costs = in_place(workload, profile, LocalTransport())["topk"]
     middle = [cost for cost in costs if cost.density == 0.01]
     sizes = [cost.numel for cost in middle]
@@ -41,8 +38,7 @@ def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
 
 def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
-    nothing = np.array([1.0, 1.0, 1.0, 1.0, 1.0])
-    monkeypatch.setattr(module, "_seconds", lambda *_: (RESTING_S, nothing))
+    monkeypatch.setattr(module, "_delays", lambda *_: (0.0, 0.0))
     costs = in_place(workload, profile, LocalTransport())
     assert costs["dense"] == profile.compression["dense"]
     for cost, alone in zip(costs["topk"], profile.compression["topk"], strict=True):
@@ -53,11 +49,10 @@ def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
     workload, profile = digits
     later_s = 0.75
 
-    def steps(trial, model, plan):
-        end_s = 1.0 + DELAY_S + later_s * plan.momentum_correction
-        return 0.0, np.array([1.0, end_s, 1.0, 1.0, 2.0])
+    def delays(trial, model, plan, ranks):
+        return DELAY_S + later_s * plan.momentum_correction, THREAD_S
 
-    monkeypatch.setattr(module, "_seconds", steps)
+    monkeypatch.setattr(module, "_delays", delays)
     costs = in_place(workload, profile, LocalTransport())
     assert all(cost.momentum_s == 0 for cost in costs["dense"])
     numel = sum(tensor.numel for tensor in profile.tensors)
@@ -68,9 +63,8 @@ def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
 def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     plans = []
-    step = np.array([1.0, 1.0, 1.0, 1.0, 1.0])
     monkeypatch.setattr(
-        module, "_seconds", lambda *given: plans.append(given[2]) or (RESTING_S, step)
+        module, "_delays", lambda *given: plans.append(given[2]) or (0.0, 0.0)
     )
     monkeypatch.setattr(module, "can_be_corrected", lambda optimizer: False)
     assert in_place(workload, profile, LocalTransport()) == profile.compression
