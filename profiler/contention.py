@@ -3,9 +3,9 @@
 Both may want the same cores, memory or (NCCL) multiprocessors. So the iterations run
 once alone and then beside each of the three things that the communication thread does:
 messages that only start up, messages that are long, and passes over memory as
-compressors make them. The rates are alone over beside each other, the mean of the ranks:
-of the iterations' medians, and of the means of calls beside them. Calls that have to
-wait for a core take many times as long as the others, and it is their sum that counts.
+compressors make them. The rates are alone over beside each other, the mean of the
+ranks: of the iterations' medians, and of the means of calls beside them. Calls that
+have to wait for a core take many times as long as the others; their sum counts.
 """
 
 from __future__ import annotations
