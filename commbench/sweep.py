@@ -20,6 +20,8 @@ rest. Rank 0 decides, for all.
 A barrier lets the ranks go within about one latency of each other, and the maximum
 contains that: for the smallest messages the times are those of ranks that start almost,
 not exactly, together. Buckets in training do no better.
+
+Last, all-reduces of other formats than float32 (:mod:`~comm_plan.commbench.summing`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import torch
 from comm_plan.collectives.operation import Operation
 from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commbench.fit import fit
+from comm_plan.commbench.summing import summing
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
 from comm_plan.transports.base import Transport
@@ -131,8 +134,10 @@ def measure(
         share_s = (deadline_s - time.perf_counter()) / (len(points) - done)
         samples[point.collective].append(_measure_point(transport, point, share_s))
     if progress is not None:
-        progress(len(points), len(points), "fits")
-    return _network(transport, samples)
+        progress(len(points), len(points), "sums of other formats")
+    largest = max(point.nbytes for point in points)
+    longer = summing(transport, largest) if "allreduce" in collectives else {}
+    return _network(transport, samples, longer)
 
 
 def _points(
@@ -205,7 +210,9 @@ def _time(operation: Operation, iterations: int, calls: int) -> list[float]:
     return times if counts else [0.0] * iterations
 
 
-def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:
+def _network(
+    transport: Transport, samples: dict[str, list[Sample]], longer: dict[str, float]
+) -> Network:
     """Return rank 0's network on all ranks."""
     hosts = transport.gather_objects(socket.gethostname())
     network = None
@@ -214,7 +221,7 @@ def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:
             backend=transport.backend,
             world_size=transport.world_size,
             hosts=tuple(dict.fromkeys(hosts)),
-            collectives=dict(_costs(samples)),
+            collectives=dict(_costs(samples, longer)),
             environment={
                 "device": transport.device.type,
                 "platform": platform.platform(),
@@ -227,7 +234,17 @@ def _network(transport: Transport, samples: dict[str, list[Sample]]) -> Network:
     return result
 
 
-def _costs(samples: dict[str, list[Sample]]) -> Iterator[tuple[str, CollectiveCost]]:
+def _costs(
+    samples: dict[str, list[Sample]], longer: dict[str, float]
+) -> Iterator[tuple[str, CollectiveCost]]:
     for collective, measured in samples.items():
         ordered = tuple(sorted(measured, key=lambda sample: sample.nbytes))
-        yield collective, CollectiveCost(samples=ordered, fit=fit(ordered), sync=SYNC)
+        yield (
+            collective,
+            CollectiveCost(
+                samples=ordered,
+                fit=fit(ordered),
+                sync=SYNC,
+                summing=longer if collective == "allreduce" else {},
+            ),
+        )

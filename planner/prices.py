@@ -5,8 +5,9 @@ densities. They are interpolated, linearly in the number of elements and linearl
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
 is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
-communication thread and delay the messages behind. Second moments delay backward too,
-each tensor's by its share of the elements. Every rank's message has to be
+communication thread and delay the messages behind. So does, by the byte, what a sum
+takes longer than in float32. Second moments delay backward too, each tensor's by its
+share of the elements. Every rank's message has to be
 decoded after an all-gather, one sum after an all-reduce or a gTop-k tree.
 
 A sparse gradient is a bucket of its own, whatever the option: its rows are gathered
@@ -199,6 +200,7 @@ class Prices:
             )
         messages = COLLECTIVES[collective].messages(self.world_size)
         compress, codec = self._device_seconds(spec, messages)
+        codec = codec + self._summing_s(spec, collective)
         return Option(
             compressor=spec,
             collective=collective,
@@ -267,6 +269,18 @@ class Prices:
             f"profile has no compression costs for {spec.kind}: profile again with it, "
             "or add them to the profile's compression"
         )
+
+    def _summing_s(self, spec: Spec, collective: str) -> FloatArray:
+        """Return [L] seconds by which sums take longer than those of float32."""
+        cost = self.network.collectives.get(collective)
+        tensors = self.profile.tensors
+        if cost is None or not cost.summing:
+            return np.zeros(len(tensors))
+        dtypes = (spec.summed_as(tensor.dtype, collective) for tensor in tensors)
+        per_byte = np.array([cost.summing.get(dtype, 0.0) for dtype in dtypes])
+        here, there = (1 - 1 / p for p in (self.world_size, self.network.world_size))
+        nbytes = np.array(self._message_nbytes(spec, collective))
+        return np.asarray(per_byte * nbytes * (here / there if there else 0.0))
 
     @property
     def _second_moments_s(self) -> float:

@@ -65,11 +65,16 @@ class Fit(Value):
 
 
 class CollectiveCost(Value):
-    """Samples and fit of one collective; either may be absent, not both."""
+    """Samples and fit of one collective; either may be absent, not both.
+
+    They are of float32. ``summing``: by how much longer a byte takes where values of
+    another dtype are summed.
+    """
 
     samples: tuple[Sample, ...] = ()
     fit: Fit | None = None
     sync: Sentence | None = None
+    summing: dict[Name, SecondsPerByte] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -105,7 +105,11 @@ def _cells(row: MeasuredSize) -> tuple[str, ...]:
 
 
 def _caption(cost: CollectiveCost) -> str:
-    return "not fitted" if cost.fit is None else describe(cost.fit)
+    fitted = "not fitted" if cost.fit is None else describe(cost.fit)
+    longer = (
+        f"{dtype} {per_byte * 1e9:.3g} ns/B" for dtype, per_byte in cost.summing.items()
+    )
+    return "; summing takes longer in ".join(filter(None, (fitted, ", ".join(longer))))
 
 
 def describe(fit: Fit) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from comm_plan.plans.compression.spec import EveryElement
 
@@ -19,6 +19,9 @@ class Half(EveryElement):
     largest_world_size = {}
     agreed_nbytes = 0
 
+    summed: ClassVar[str]
+    """The format, as torch calls it."""
+
     @property
     def ratio(self) -> float:
         """32 bits over 16."""
@@ -28,11 +31,17 @@ class Half(EveryElement):
         """Return two bytes an element."""
         return 2 * sum(numels)
 
+    def summed_as(self, dtype: str, collective: str) -> str:
+        """Return the format."""
+        return self.summed
+
 
 class Fp16(Half):
     """Cast to IEEE half precision, reduce, cast back."""
 
     kind: Literal["fp16"] = "fp16"
+
+    summed = "float16"
 
     methods = {"fp16": "allreduce"}
     by_default = ("fp16",)
@@ -42,6 +51,8 @@ class Bf16(Half):
     """Cast to bfloat16, reduce, cast back."""
 
     kind: Literal["bf16"] = "bf16"
+
+    summed = "bfloat16"
 
     methods = {"bf16": "allreduce"}
     by_default = ()  # costs what fp16 does

@@ -178,6 +178,10 @@ class Spec(Value):
         """
         return self.message_nbytes([math.prod(shape) for shape in shapes], collective)
 
+    def summed_as(self, dtype: str, collective: str) -> str:
+        """Return the dtype of what ``collective`` sums, for gradients of ``dtype``."""
+        return dtype if self.lossless else "float32"
+
     def gathered_nbytes(self, numels: Sequence[int]) -> int:
         """Return the bytes of what ranks gather, all together, before the message.
 

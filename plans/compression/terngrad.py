@@ -45,3 +45,7 @@ class TernGrad(EveryElement):
         if collective == "allreduce":
             return sum(numels)
         return sum(math.ceil(numel / TRITS_A_BYTE) for numel in numels)
+
+    def summed_as(self, dtype: str, collective: str) -> str:
+        """Return int8, where trits are summed."""
+        return "int8" if collective == "allreduce" else "float32"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from comm_plan.planner import Settings
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.prices import DeviceCost
 from comm_plan.plans import CompressionCost
@@ -38,6 +39,30 @@ def test_a_bucket_takes_the_time_of_its_exact_wire_bytes(build, name):
     extra += sum(spec.gathered_nbytes([n]) for n in NUMELS[1:])
     expected = BETA * (total + extra)
     assert float(option.communicate_s(1, 4)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("dense", None), ("fp16", "float16"), ("terngrad-allreduce", "int8")],
+)
+def test_sums_of_other_formats_take_longer_by_the_byte(build, name, dtype):
+    longer = {"float16": 1e-6, "int8": 1e-5}
+    plain = _prices(build)
+    reducing = plain.network.collectives["allreduce"].model_copy(
+        update={"summing": longer}
+    )
+    collectives = plain.network.collectives | {"allreduce": reducing}
+    network = plain.network.model_copy(update={"collectives": collectives})
+    spec, collective = METHODS[name]
+    for world_size, share in ((8, 1.0), (2, (1 / 2) / (7 / 8))):
+        settings = Settings(world_size=world_size)
+        prices = make_problem(plain.profile, network, settings).prices
+        before = make_problem(plain.profile, plain.network, settings).prices
+        extra_s = np.diff(prices.option(spec, collective).codec_s)
+        extra_s -= np.diff(before.option(spec, collective).codec_s)
+        nbytes = [spec.message_nbytes([n], collective) for n in NUMELS]
+        expected = share * longer.get(dtype, 0.0) * np.array(nbytes)
+        np.testing.assert_allclose(extra_s, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_terngrad_keeps_the_last_layer_dense_by_default(build):
