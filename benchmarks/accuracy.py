@@ -194,7 +194,8 @@ def write_tables(folder: Path) -> None:
                 name = f"accuracy-{workload}.png"
                 write_atomically(PICTURES / name, picture(workload, results))
     text += [
-        "Mean and range are over the seeds. Ratio: float32 bytes of all gradients over "
+        "Mean and range are over the seeds; a method is compared with dense of the "
+        "same seeds. Ratio: float32 bytes of all gradients over "
         "the bytes of a rank's message, mean over the steps, warm-up included; the "
         "last column, part, leaves out what the plan keeps dense.",
         "",

@@ -117,18 +117,28 @@ NOISE = {"accuracy": 0.003, "loss": 0.02}
 """What the mean of a method may be worse than that of dense in any case."""
 
 
+def beside(dense: Sequence[Run], of_variant: Sequence[Run]) -> list[float]:
+    """Return the values of ``dense`` with the seeds of ``of_variant``.
+
+    Seeds differ by more than methods do, so only equal ones are compared.
+    """
+    seeds = {run.seed for run in of_variant}
+    return [run.value for run in dense if run.seed in seeds]
+
+
 def measured(task: str, runs: Sequence[Run]) -> dict[str, Task]:
-    """Return what each variant but dense did in a task.
+    """Return what each variant but dense did in a task, beside dense of its seeds.
 
     Args:
         task: its name.
         runs: of one length.
     """
     every = by_variant(runs)
-    dense = [run.value for run in every.pop("dense")]
-    sign = 1 if runs[0].metric in RISING else -1
-    worst, found = min(sign * value for value in dense), {}
+    dense_runs = every.pop("dense")
+    sign, found = 1 if runs[0].metric in RISING else -1, {}
     for name, of_variant in every.items():
+        dense = beside(dense_runs, of_variant)
+        worst = min(sign * value for value in dense)
         value = mean(run.value for run in of_variant)
         behind = sign * (mean(dense) - value)
         found[name] = Task(
@@ -146,7 +156,6 @@ def measured(task: str, runs: Sequence[Run]) -> dict[str, Task]:
 def table(runs: Sequence[Run]) -> list[str]:
     """Return the lines of a Markdown table."""
     variants = by_variant(runs)
-    dense = mean(run.value for run in variants["dense"])
     metric = runs[0].metric
     lines = [
         f"| method | seeds | {metric}: mean | range | to dense | ratio | part |",
@@ -154,6 +163,7 @@ def table(runs: Sequence[Run]) -> list[str]:
     ]
     for name, found in variants.items():
         values = [run.value for run in found]
+        dense = mean(beside(variants["dense"], found))
         ratio = mean(run.ratio for run in found)
         part = mean(run.compressed_ratio for run in found)
         lines.append(

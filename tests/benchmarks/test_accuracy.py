@@ -132,3 +132,11 @@ def test_a_method_is_within_noise_if_dense_might_have_done_it():
     assert not judged(0.98, 0.979).within_noise
     assert judged(1.0, 1.0).within_noise
     assert judged(0.98, 1.0).ratio == 2
+
+
+def test_only_equal_seeds_are_compared():
+    lucky = [*RUNS, run("fp16", 1, 0.985, 200)]
+    found = measured("task", lucky)["fp16"]
+    assert found.difference == pytest.approx(-0.015)
+    assert not found.within_noise  # better than dense of seed 0, not than that of 1
+    assert table(lucky)[-1].split(" | ")[4] == "-1.50 pp"
