@@ -17,6 +17,7 @@ from comm_plan.plans import (
     Spread,
     Tuning,
 )
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.report.facts import Fact
 from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
@@ -81,7 +82,19 @@ def profile_rows(profile: Profile) -> list[Fact]:
         rows.append(("beside communication", _rates(profile.contention)))
     if profile.compression:
         rows.append(("compressors costed", ", ".join(profile.compression)))
+    if profile.second_moments is not None:
+        rows.append(("second moments", _second_moments(profile.second_moments)))
     return rows
+
+
+def _second_moments(found: SecondMoments) -> str:
+    """Return how they can be had, and what they take."""
+    if not found.fit:
+        return f"none: {found.objection}"
+    how = f"from {found.micro_batches} micro-batches" if found.objection else "exact"
+    if found.extra_s is None:
+        return how
+    return f"{how}, {units.seconds(found.extra_s)} more an iteration"
 
 
 def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:

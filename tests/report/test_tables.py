@@ -12,6 +12,7 @@ from comm_plan.plans import (
     TopK,
     Traffic,
 )
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.report.plan import (
     BUCKET_HEADER,
     bucket_rows,
@@ -24,6 +25,8 @@ from comm_plan.report.run import (
     prediction_error,
     run_rows,
 )
+from comm_plan.report.tables import profile_rows
+from comm_plan.tests.support import documents
 
 PLAN = Plan(
     solver="optimal",
@@ -90,6 +93,25 @@ def test_second_moments_that_were_estimated_are_named():
     assert "second moments" not in dict(run_rows(RECORD))
     record = RECORD.model_copy(update={"micro_batches": 4})
     assert dict(run_rows(record))["second moments"] == "from 4 micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("moments", "told"),
+    [
+        (SecondMoments(), "exact"),
+        (SecondMoments(extra_s=0.012), "exact, 12.0 ms more an iteration"),
+        (
+            SecondMoments(objection="a mixes", micro_batches=4, extra_s=0.5),
+            "from 4 micro-batches, 500 ms more an iteration",
+        ),
+        (SecondMoments(objection="a mixes samples"), "none: a mixes samples"),
+    ],
+)
+def test_a_profile_says_what_second_moments_take(moments, told):
+    profile = documents.profile([1e-3], [10])
+    assert "second moments" not in dict(profile_rows(profile))
+    profile = profile.model_copy(update={"second_moments": moments})
+    assert dict(profile_rows(profile))["second moments"] == told
 
 
 def test_run_without_a_prediction_claims_none():
