@@ -26,6 +26,9 @@ from comm_plan.compressors.packing import pack_codes, unpack_codes
 from comm_plan.compressors.rounding import random_key, round_stochastically
 from comm_plan.plans.compression import Qsgd
 
+CHUNK_NUMEL = 1 << 18
+"""Elements that are decoded at a time on CPU: of all messages they fit into a cache."""
+
 
 class QsgdCompressor(Compressor[Qsgd]):
     """Sends packed levels uint8 and norms float32."""
@@ -75,16 +78,30 @@ class QsgdCompressor(Compressor[Qsgd]):
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the mean of the ranks' estimates."""
-        numel = self.slots[index].numel
-        total = torch.zeros(
-            self._norm_numels[index], self.spec.norm_numel, device=out.device
-        )
-        for packed, norms in self._messages:
-            codes = unpack_codes(packed[index], self.spec.bits, numel)
-            levels = codes.view(torch.int8) - self._levels
-            total.addcmul_(self._grouped(levels.float()), norms[index][:, None])
+        size = self.spec.norm_numel
+        at_once = out.numel() if out.is_cuda else CHUNK_NUMEL
+        groups = 8 * max(1, -(-at_once // (8 * size)))  # whole bytes, whatever the bits
+        nbytes = groups * size * self.spec.bits // 8
+        messages = [
+            (packed[index].split(nbytes), norms[index].split(groups))
+            for packed, norms in self._messages
+        ]
         scale = 1.0 / (self._levels * self.context.world_size)
-        out.copy_(total.view(-1)[:numel].mul_(scale))
+        for number, part in enumerate(out.split(groups * size)):
+            chunks = [(codes[number], norms[number]) for codes, norms in messages]
+            torch.mul(self._sum(chunks, part.numel()), scale, out=part)
+
+    def _sum(
+        self, chunks: Sequence[tuple[torch.Tensor, torch.Tensor]], numel: int
+    ) -> torch.Tensor:
+        """Return [numel], the sum of every rank's levels times their norms."""
+        norms = chunks[0][1]
+        total = torch.zeros(len(norms), self.spec.norm_numel, device=norms.device)
+        for packed, norms in chunks:
+            codes = unpack_codes(packed, self.spec.bits, numel)
+            levels = codes.view(torch.int8) - self._levels
+            total.addcmul_(self._grouped(levels.float()), norms[:, None])
+        return total.view(-1)[:numel]
 
     def _split(self, message: Message) -> tuple[Sequence[torch.Tensor], ...]:
         """Return the packed levels and the norms of every tensor."""

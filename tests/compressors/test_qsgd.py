@@ -1,5 +1,7 @@
 """Claims about QSGD."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import build
+from comm_plan.compressors import qsgd as qsgd_module
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.plans.compression import Qsgd
 
@@ -133,3 +136,24 @@ def test_half_precision_gradients_are_taken(dtype):
     gradient = torch.full((700,), -2.0, dtype=dtype)
     (mean,) = exchange([qsgd(4, [700])], [[gradient]])
     assert torch.equal(mean, gradient)
+
+
+@given(
+    st.sampled_from(BITS),
+    st.lists(st.integers(1, 600), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(1, 300),
+)
+@settings(max_examples=40)
+def test_decoding_in_chunks_changes_nothing(bits, numels, ranks, group, at_once):
+    """Whatever they are cut into: parts of groups, and of bytes, stay together."""
+
+    def means():
+        each = [qsgd(bits, numels, ranks, r, group_numel=group) for r in range(ranks)]
+        return exchange(each, gradients)
+
+    gradients = [[torch.randn(n) for n in numels] for _ in range(ranks)]
+    whole = means()
+    with patch.object(qsgd_module, "CHUNK_NUMEL", at_once):
+        assert all(map(torch.equal, means(), whole))
