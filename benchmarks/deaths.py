@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from comm_plan import units
@@ -145,6 +146,12 @@ def main() -> None:
     deaths = [
         let_one_die(EVERY[number % len(EVERY)]) for number in range(arguments.times)
     ]
+    print(save(deaths))
+    sys.exit(not all(death.good for death in deaths))
+
+
+def save(deaths: Sequence[Death]) -> str:
+    """Write the table and the figures; return the table."""
     rows = []
     for fate in SIGNALS:
         of_fate = [death for death in deaths if death.fate == fate]
@@ -159,8 +166,7 @@ def main() -> None:
         tables.markdown(head, rows),
         "At a random moment, on one machine; in time is 10 s, for a stopped one 20 s.",
     ]
-    print(tables.save("deaths", parts, {"deaths": [asdict(d) for d in deaths]}))
-    sys.exit(not all(death.good for death in deaths))
+    return tables.save("deaths", parts, {"deaths": [asdict(d) for d in deaths]})
 
 
 if __name__ == "__main__":
