@@ -9,15 +9,16 @@ after averaging
     to the means of all others, and to the decay of all weights, just before the
     optimizer steps. Buffers are the optimizer's own ``momentum_buffer``.
 
-During ``optimizer.step()`` itself the groups have neither momentum nor weight decay;
+During ``optimizer.step()`` itself such groups have neither momentum nor weight decay;
 before and after it they show the user's, which schedulers may change and checkpoints
-keep. With all of a tensor sent at once, both are the step of ``torch.optim.SGD``.
+keep. A group without a tensor of the first kind is left to its optimizer. With all of a
+tensor sent at once, both are the step of ``torch.optim.SGD``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class TakenMomentum:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.before_compression: Collection[nn.Parameter] = frozenset()
+        self.before_compression: Set[nn.Parameter] = frozenset()
         _check(optimizer)
         self._optimizer = optimizer
         self._places = _places(optimizer)
@@ -112,7 +113,8 @@ class TakenMomentum:
             )
         self._restore()  # a step that failed
         for group in optimizer.param_groups:
-            if group["momentum"]:
+            corrected = self.before_compression & set(group["params"])
+            if group["momentum"] and corrected:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         self._accelerate(parameter, group)

@@ -135,6 +135,17 @@ def test_groups_show_the_users_options_but_while_the_optimizer_steps():
     assert seen[1] == list(options.values())
 
 
+def test_a_group_in_which_nothing_is_corrected_is_left_to_its_optimizer():
+    model, optimizer, engine = alone(PowerSgd(rank=1), momentum=0.9)
+    seen = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(optimizer.param_groups[0]["momentum"])
+    )
+    steps(model, optimizer, 2)
+    assert seen == [0.9, 0.9]
+    engine.close()
+
+
 def test_a_momentum_that_a_schedule_changes_is_followed():
     model, optimizer, engine = alone(TopK(density=1.0), momentum=0.9)
     plain = net()
