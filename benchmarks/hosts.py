@@ -41,7 +41,7 @@ _PREFIX = "comm-plan"
 _SUBNET = "10.77.0"  # seen in our namespaces only
 _PORT = 29500  # likewise: no host runs anything else
 _INTERFACE = "eth0"
-_BURST = "128kb"
+_QUEUE = "burst 128kb latency 100ms"
 _LOSSY = "burst 16kb limit 16kb"  # less than one write of a socket
 
 
@@ -121,7 +121,7 @@ class EmulatedHosts:
             lossy: queues are so short that some packets of every longer message are
                 dropped and have to be sent again.
         """
-        queue = _LOSSY if lossy else f"burst {_BURST} latency 100ms"
+        queue = _LOSSY if lossy else _QUEUE
         for i, host in enumerate(self._hosts):
             for namespace, device in ((host, _INTERFACE), (self._switch, f"port{i}")):
                 qdisc = f"tc -n {namespace} qdisc"

@@ -273,11 +273,11 @@ class Prices:
     def _summing_s(self, spec: Spec, collective: str) -> FloatArray:
         """Return [L] seconds by which sums take longer than those of float32."""
         cost = self.network.collectives.get(collective)
-        tensors = self.profile.tensors
-        if cost is None or not cost.summing:
-            return np.zeros(len(tensors))
-        dtypes = (spec.summed_as(tensor.dtype, collective) for tensor in tensors)
-        per_byte = np.array([cost.summing.get(dtype, 0.0) for dtype in dtypes])
+        longer = {} if cost is None else cost.summing
+        dtypes = (spec.summed_as(t.dtype, collective) for t in self.profile.tensors)
+        per_byte = np.array([longer.get(dtype, 0.0) for dtype in dtypes])
+        if not per_byte.any():
+            return per_byte
         here, there = (1 - 1 / p for p in (self.world_size, self.network.world_size))
         nbytes = np.array(self._message_nbytes(spec, collective))
         return np.asarray(per_byte * nbytes * (here / there if there else 0.0))

@@ -8,10 +8,7 @@ than a plan's schedule takes there to be.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import torch
 
 from comm_plan.plans import Profile
 from comm_plan.plans.parameters import trainable
@@ -19,8 +16,9 @@ from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.timings import Measurable
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.second_moments import ExactSecondMoments
-from comm_plan.runtime.second_moments.choice import estimator
+from comm_plan.runtime.second_moments.choice import EXACT, estimator
 from comm_plan.transports.base import Transport
+from comm_plan.transports.elapsed import elapsed_s
 from comm_plan.workloads.base import endless
 
 ITERATIONS = 10
@@ -42,7 +40,6 @@ def with_second_moments(
     found = profile.second_moments
     if found is None or not found.fit:
         return profile
-    transport.barrier()
     own_s = _extra_s(workload, found, transport)
     extra_s = max(0.0, float(np.mean(transport.gather_objects(own_s))))
     moments = found.model_copy(update={"extra_s": extra_s})
@@ -53,19 +50,22 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
     model = workload.model
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, ranks.rank, ranks.world_size)
-    parts = 1 if found.objection is None else found.micro_batches or 1
-    plain: list[float] = []
-    extended: list[float] = []
-    for _ in range(1 + ITERATIONS):
-        plain.append(iterate(workload.loss, model, optimizer, next(batches))[1])
-        moments = estimator(model, parts) or ExactSecondMoments(model)
-        begin_s = time.perf_counter()
+    parts = EXACT if found.objection is None else found.micro_batches or EXACT
+
+    def plain() -> None:
+        iterate(workload.loss, model, optimizer, next(batches))
+
+    def extended() -> None:
         iterate(workload.loss, model, optimizer, next(batches), micro_batches=parts)
         for parameter in trainable(model).values():
             if parameter.grad is not None:
                 moments.of(parameter)
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
-        extended.append(time.perf_counter() - begin_s)
+
+    seconds: list[tuple[float, float]] = []
+    for _ in range(1 + ITERATIONS):
+        plain_s = elapsed_s(ranks, plain)
+        moments = estimator(model, parts) or ExactSecondMoments(model)
+        seconds.append((plain_s, elapsed_s(ranks, extended)))
         moments.remove()
-    return float(np.median(extended[1:]) - np.median(plain[1:]))
+    plain_s, extended_s = np.median(seconds[1:], axis=0)
+    return float(extended_s - plain_s)

@@ -113,8 +113,8 @@ class TakenMomentum:
             )
         self._restore()  # a step that failed
         for group in optimizer.param_groups:
-            corrected = self.before_compression & set(group["params"])
-            if group["momentum"] and corrected:
+            left_alone = self.before_compression.isdisjoint(group["params"])
+            if group["momentum"] and not left_alone:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         self._accelerate(parameter, group)

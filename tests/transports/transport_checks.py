@@ -185,13 +185,8 @@ def inputs_are_kept(transport: Transport) -> None:
 def loops_of(transport: Transport) -> set[int]:
     """Return the scheduling policies of this process's event loops, with a new one."""
     transport.duplicate().close()
-    names = {thread: (thread / "comm").read_text() for thread in _threads()}
     return {
         os.sched_getscheduler(int(thread.name))
-        for thread, name in names.items()
-        if name.startswith("gloo_tcp_loop")
+        for thread in Path("/proc/self/task").iterdir()
+        if (thread / "comm").read_text().startswith("gloo_tcp_loop")
     }
-
-
-def _threads() -> list[Path]:
-    return list(Path("/proc/self/task").iterdir())
