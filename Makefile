@@ -27,7 +27,8 @@ test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
 
 test-faults: $(STAMP)  ## what takes hours: kills, stress, MUTATIONS of hostile files
 	$(BIN)/python -m pytest -m faults
-	$(BIN)/python -m pytest tests/test_fuzzing.py --mutations $(MUTATIONS) --timeout 0
+	$(BIN)/python -m pytest tests/test_fuzzing.py --mutations $(MUTATIONS) \
+		--timeout 0 --numprocesses 2
 
 lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
 

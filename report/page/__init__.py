@@ -8,6 +8,7 @@ block names the template that lays it out. Text is escaped by the templates.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -44,18 +45,24 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def to_page(given: Given) -> str:
     """Return the page of ``given`` as HTML."""
     found = [make(given) for make in SECTIONS]
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template("page.html").render(
+    page = _templates().get_template("page.html")
+    return page.render(
         model=given.model,
         verdict=verdict(given),
         remarks=list(remarks(given)),
         links=given.emulated_links.items(),
         cards=list(cards(given)),
         sections=[section for section in found if section is not None],
+    )
+
+
+@cache
+def _templates() -> Environment:
+    """Return what lays blocks out; it takes longer to read than a page to write."""
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
