@@ -17,8 +17,10 @@ from comm_plan.errors import MismatchError
 from comm_plan.plans import Plan, Spec
 from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
 from comm_plan.transports.base import Transport
+from comm_plan.transports.distributed import debugging
+from comm_plan.transports.settings import difference
 
-ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO", "TORCH_DISTRIBUTED_DEBUG")
+ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO")
 """Variables that decide which messages the backends exchange."""
 
 
@@ -36,16 +38,9 @@ def check_settings(settings: Mapping[str, object], transport: Transport) -> None
     """
     shown = {name: repr(value) for name, value in settings.items()}
     everyone = transport.gather_objects(shown)
-    on_rank_0 = everyone[0]
-    for name in dict.fromkeys(name for one in everyone for name in one):
-        expected = on_rank_0.get(name, "absent")
-        found = [one.get(name, "absent") for one in everyone]
-        ranks = [rank for rank, value in enumerate(found) if value != expected]
-        if ranks:
-            raise MismatchError(
-                f"{name} is {found[ranks[0]]} on {_named(ranks)}, {expected} on rank 0"
-                ": let all ranks have the same"
-            )
+    found = difference(everyone)
+    if found:
+        raise MismatchError(found)
 
 
 def installed() -> dict[str, object]:
@@ -55,7 +50,7 @@ def installed() -> dict[str, object]:
         "version of comm-plan": __version__,
     }
     variables = {f"${name}": os.environ.get(name, "") for name in ENVIRONMENT}
-    return {**versions, **variables}
+    return {**versions, **variables, **debugging()}
 
 
 def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
@@ -110,12 +105,6 @@ def check_ranks(plan: Plan, model: nn.Module, transport: Transport) -> None:
                     f"parameter {name} on rank {rank}: {on_rank}; on rank 0: "
                     f"{on_rank_0}: build the same model on every rank"
                 )
-
-
-def _named(ranks: list[int]) -> str:
-    """Return ``ranks 1, 2, 3, ...``, of many the first."""
-    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def _check_names(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:

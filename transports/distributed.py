@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,14 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from comm_plan.errors import CollectiveError, PeerError, RunError
+from comm_plan.errors import CollectiveError, MismatchError, PeerError, RunError
 from comm_plan.transports import event_loop, watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
-from comm_plan.transports.links import reachable_address
+from comm_plan.transports.links import LOOPBACK, reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
+from comm_plan.transports.settings import difference
 from comm_plan.transports.watch import Watch
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -192,9 +195,10 @@ class TorchTransport(Transport):
         some ranks is watched over only if there is a watch already.
         """
         if self.world_size > 1 and self.world_size == dist.get_world_size():
-            self._watch = watch.begin(self)
+            address = reachable_address(os.environ.get("MASTER_ADDR", LOOPBACK))
+            self._watch = watch.begin(self, dist.group.WORLD, address=address)
         else:
-            self._watch = watch.current()
+            self._watch = watch.current(dist.group.WORLD)
         return self
 
     def close(self) -> None:
@@ -209,6 +213,7 @@ def join(joining: Joining) -> Iterator[Transport]:
 
     Raises:
         PeerError: not all ranks came, or one of them died or failed in the block.
+        MismatchError: ranks let torch debug differently.
     """
     host, port = rendezvous(joining.here)
     with _process_group(joining, host, port):
@@ -228,13 +233,16 @@ def joined(here: Place) -> Transport | None:
 @contextmanager
 def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
     here = joining.here
+    timeout = timedelta(seconds=joining.timeout_s)
     try:
+        store = _meet(here, f"[{host}]" if ":" in host else host, port, timeout)
+        _check_debugging(dist.PrefixStore("comm_plan", store), here)
         dist.init_process_group(
             joining.backend,
-            init_method=f"tcp://{f'[{host}]' if ':' in host else host}:{port}",
+            store=dist.PrefixStore("default_pg", store),
             rank=here.rank,
             world_size=here.world_size,
-            timeout=timedelta(seconds=joining.timeout_s),
+            timeout=timeout,
             device_id=joining.device if joining.backend == "nccl" else None,
         )
     except RuntimeError as error:
@@ -251,6 +259,41 @@ def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def debugging() -> dict[str, str]:
+    """Return the setting that makes torch exchange messages of its own."""
+    return {"$TORCH_DISTRIBUTED_DEBUG": dist.get_debug_level().name}
+
+
+def _meet(here: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
+    """Return the store that rank 0, or torchrun, keeps at ``host``."""
+    where = f"tcp://{host}:{port}"
+    store: dist.Store
+    (store, _, _) = next(
+        dist.rendezvous(where, here.rank, here.world_size, timeout=timeout)
+    )
+    store.set_timeout(timeout)
+    return store
+
+
+def _check_debugging(store: dist.Store, here: Place) -> None:
+    """Compare what makes torch wait for more messages before any can be exchanged.
+
+    Raises:
+        MismatchError: on every rank, where it differs on some.
+    """
+    store.set(f"given/{here.rank}", json.dumps(debugging()))
+    others = range(1, here.world_size)
+    if here.rank == 0:
+        given = [store.get(f"given/{rank}") for rank in range(here.world_size)]
+        store.set("difference", difference([json.loads(one) for one in given]) or "")
+    found = store.get("difference").decode()
+    if found and here.rank == 0:
+        store.wait([f"heard/{rank}" for rank in others])  # the store ends with rank 0
+    if found:
+        store.set(f"heard/{here.rank}", "")
+        raise MismatchError(found)
 
 
 @contextmanager

@@ -21,7 +21,8 @@ Silence is counted in this process's own beats, not by the clock: after the whol
 was suspended and resumed nobody looks dead.
 
 Under MPI mpirun ends all ranks once one has ended badly; there the connections serve to
-find a rank that is stopped or has run out of batches.
+find a rank that is stopped, has run out of batches or has left, and a call that never
+ends (:mod:`~comm_plan.transports.calls`): MPI itself never gives up.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from comm_plan.errors import CollectiveError, PeerError, RunError
+from comm_plan.transports.calls import Calls
 from comm_plan.transports.links import Link, Ranks, connect_links
 from comm_plan.transports.progress import Progress
 
@@ -64,6 +66,7 @@ class Liveness:
         patience_s: a rank silent for so long is given up: many beats of 0.5 s. A
             process that holds Python's interpreter lock for so long looks silent.
         grace_s: how long the main thread has to take notice of a verdict.
+        calls: of an engine whose calls never fail by themselves; None: they do.
 
     Raises:
         PeerError: the ranks cannot connect to rank 0.
@@ -77,7 +80,9 @@ class Liveness:
         report: Callable[[PeerError], None],
         patience_s: float = PATIENCE_S,
         grace_s: float = GRACE_S,
+        calls: Calls | None = None,
     ) -> None:
+        self._calls = calls
         self._rank = ranks.rank
         self._report = report
         self._patience_s = patience_s
@@ -106,10 +111,7 @@ class Liveness:
         """
         self._noticed.set()
         if self._left:
-            self._judge(
-                f"rank {self._left[0]} has ended while others go on: give all ranks as "
-                "many steps"
-            )
+            self._judge(self._who_left)
         if self._judged.wait(_EXPLAIN_S):
             return PeerError(self._verdict)
         self.fail(str(error))
@@ -144,10 +146,16 @@ class Liveness:
         self._say_goodbye()
 
     def _watch(self) -> None:
-        """Serve the links until all are closed (the daemon thread)."""
+        """Serve the links until all are closed (the daemon thread).
+
+        Calls that never end by themselves are watched over until this rank leaves.
+        """
         last_beat_s = time.monotonic()
-        while self._links:
-            self._read()
+        while self._links or (self._calls and not self._noticed.is_set()):
+            if self._links:
+                self._read()
+            else:
+                self._noticed.wait(_BEAT_S)
             if time.monotonic() - last_beat_s >= _BEAT_S:
                 last_beat_s = time.monotonic()
                 self._beat()
@@ -199,8 +207,30 @@ class Liveness:
                     is_stuck=True,
                 )
 
+    def _check_calls(self, calls: Calls) -> None:
+        """Judge a call that will not end: for its time, or as a rank is gone."""
+        call = calls.beat()
+        waited_s = call.beats * _BEAT_S if call else 0.0
+        if self._left and waited_s >= self._grace_s:
+            self._judge(self._who_left, is_stuck=True)
+        elif call and waited_s >= calls.timeout_s:
+            self._judge(
+                f"rank {self._rank} has waited for {calls.timeout_s:g} s for the other "
+                f"ranks in {call.operation}",
+                is_stuck=True,
+            )
+
+    @property
+    def _who_left(self) -> str:
+        return (
+            f"rank {self._left[0]} has ended while others go on: give all ranks as "
+            "many steps"
+        )
+
     def _beat(self) -> None:
         self._send(f"beat {self._progress[self._rank]}")
+        if self._calls is not None:
+            self._check_calls(self._calls)
         if self._rank == 0:
             self._compare_progress()
         for link in self._links:

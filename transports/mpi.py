@@ -4,13 +4,14 @@ Tensors are handed over as buffers of the CPU; a CUDA tensor is copied there and
 MPI has no half-precision type, so fp16 and bf16 are reduced here: all-to-all of the
 parts, sum in float32, all-gather, which moves the volume of a ring all-reduce.
 
-A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank. One
-that is stopped, which mpirun does not see, is found by the others
-(:mod:`~comm_plan.transports.liveness`).
+A failed rank calls ``MPI_Abort``: mpirun then ends the others and names that rank. What
+mpirun does not see (a rank that is stopped or has left, a call that takes longer than
+the timeout) is found by the others (:mod:`~comm_plan.transports.liveness`).
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ import numpy.typing as npt
 import torch
 
 from comm_plan.errors import CollectiveError, InputError
+from comm_plan.transports import watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
+from comm_plan.transports.calls import Calls
 from comm_plan.transports.links import LOOPBACK, reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
@@ -38,6 +41,9 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 _HALF = (torch.float16, torch.bfloat16)
+_LAST_S = 1800.0  # of a call in a user's own program: what torch allows there
+
+_world: MpiTransport | None = None  # of a user's own program
 
 
 class MpiTransport(Transport):
@@ -47,6 +53,7 @@ class MpiTransport(Transport):
         communicator: None: ``MPI.COMM_WORLD``.
         device: where this rank's tensors live; None: the CPU.
         owns_communicator: whether :meth:`close` frees the communicator.
+        calls: where its calls are counted while they are under way; None: nowhere.
     """
 
     backend = "mpi"
@@ -57,7 +64,9 @@ class MpiTransport(Transport):
         *,
         device: torch.device | None = None,
         owns_communicator: bool = False,
+        calls: Calls | None = None,
     ) -> None:
+        self._calls = calls or Calls(timeout_s=math.inf)
         self._comm = communicator or MPI.COMM_WORLD
         self._owns_communicator = owns_communicator
         self.rank = self._comm.Get_rank()
@@ -69,19 +78,19 @@ class MpiTransport(Transport):
         if tensor.dtype in _HALF:
             self._reduce_half(tensor, operation)
             return
-        with _named("all-reduce"), _on_cpu(tensor) as buffer:
+        with self._named("all-reduce"), _on_cpu(tensor) as buffer:
             self._comm.Allreduce(MPI.IN_PLACE, buffer, op=_OPERATIONS[operation])
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gather equal lengths."""
         gathered = torch.empty(self.world_size * tensor.numel(), dtype=tensor.dtype)
-        with _named("all-gather"):
+        with self._named("all-gather"):
             self._comm.Allgather(_raw(tensor.cpu()), _raw(gathered))
         return gathered.view(self.world_size, -1).to(tensor.device)
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Gather the lengths, then the messages with MPI_Allgatherv."""
-        with _named("all-gather of unequal lengths"):
+        with self._named("all-gather of unequal lengths"):
             lengths = self._comm.allgather(tensor.numel())
             gathered = torch.empty(sum(lengths), dtype=tensor.dtype)
             counts = [n * tensor.element_size() for n in lengths]
@@ -93,24 +102,24 @@ class MpiTransport(Transport):
         if tensor.dtype in _HALF:
             return self._sum_my_part(tensor)
         part = torch.empty(tensor.numel() // self.world_size, dtype=tensor.dtype)
-        with _named("reduce-scatter"):
+        with self._named("reduce-scatter"):
             self._comm.Reduce_scatter_block(tensor.cpu().numpy(), part.numpy())
         return part.to(tensor.device)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast in place."""
-        with _named("broadcast"), _bytes_on_cpu(tensor) as buffer:
+        with self._named("broadcast"), _bytes_on_cpu(tensor) as buffer:
             self._comm.Bcast(buffer, root=root)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, blocking."""
-        with _named(f"send to rank {to}"):
+        with self._named(f"send to rank {to}"):
             self._comm.Send(_raw(tensor.cpu()), dest=to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Receive, blocking."""
         with (
-            _named(f"receive from rank {source}"),
+            self._named(f"receive from rank {source}"),
             _bytes_on_cpu(tensor) as buffer,
         ):
             self._comm.Recv(buffer, source=source)
@@ -120,7 +129,7 @@ class MpiTransport(Transport):
     ) -> None:
         """Send and receive at once."""
         with (
-            _named(f"exchange with ranks {to} and {source}"),
+            self._named(f"exchange with ranks {to} and {source}"),
             _bytes_on_cpu(received) as buffer,
         ):
             self._comm.Sendrecv(
@@ -129,24 +138,27 @@ class MpiTransport(Transport):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        with _named("barrier"):
+        with self._named("barrier"):
             self._comm.Barrier()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather pickles."""
-        with _named("gather of objects"):
+        with self._named("gather of objects"):
             values: list[Any] = self._comm.allgather(value)
         return values
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Broadcast a pickle."""
-        with _named("broadcast of an object"):
+        with self._named("broadcast of an object"):
             return self._comm.bcast(value, root=root)
 
     def duplicate(self) -> MpiTransport:
         """Duplicate the communicator."""
         return MpiTransport(
-            self._comm.Dup(), device=self.device, owns_communicator=True
+            self._comm.Dup(),
+            device=self.device,
+            owns_communicator=True,
+            calls=self._calls,
         )
 
     def close(self) -> None:
@@ -157,6 +169,14 @@ class MpiTransport(Transport):
     def abort(self, exit_code: int = 1) -> None:
         """End every rank of the run."""
         MPI.COMM_WORLD.Abort(exit_code)
+
+    @contextmanager
+    def _named(self, operation: str) -> Iterator[None]:
+        try:
+            with self._calls.under_way(operation):
+                yield
+        except MPI.Exception as error:
+            raise CollectiveError(f"{operation} failed: {error}") from error
 
     def _reduce_half(self, tensor: torch.Tensor, operation: Reduction) -> None:
         if operation == "max":
@@ -172,7 +192,7 @@ class MpiTransport(Transport):
         """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
         parts = tensor.cpu()
         received = torch.empty_like(parts)
-        with _named("all-to-all"):
+        with self._named("all-to-all"):
             self._comm.Alltoall(_raw(parts), _raw(received))
         total = received.view(self.world_size, -1).float().sum(0)
         return total.to(tensor.device, tensor.dtype)
@@ -186,12 +206,14 @@ def join(joining: Joining) -> Iterator[Transport]:
         InputError: MPI has other ranks than the launcher started, or no threads.
         PeerError: the ranks cannot connect to rank 0.
     """
-    transport = _transport(joining.here, joining.device)
+    calls = Calls(joining.timeout_s)
+    transport = _transport(joining.here, joining.device, calls)
     transport.liveness = Liveness(
         transport,
         address=_address(transport),
         report=joining.report,
         patience_s=joining.patience_s,
+        calls=calls,
     )
     try:
         yield transport
@@ -206,8 +228,16 @@ def join(joining: Joining) -> Iterator[Transport]:
 
 
 def joined(here: Place) -> Transport | None:
-    """Return the transport of MPI's world, which every rank of mpirun is in."""
-    return _transport(here, torch.device("cpu"))
+    """Return the transport of MPI's world, which every rank of mpirun is in.
+
+    The watch over its ranks begins with the first call, of all of them.
+    """
+    global _world
+    if _world is None:
+        calls = Calls(_LAST_S)
+        _world = _transport(here, torch.device("cpu"), calls)
+        watch.begin(_world, MPI.COMM_WORLD, address=_address(_world), calls=calls)
+    return _world
 
 
 def mpi_world() -> MPI.Comm:
@@ -238,8 +268,8 @@ def _address(ranks: MpiTransport) -> str:
     return reachable_address(elsewhere[0])
 
 
-def _transport(here: Place, device: torch.device) -> MpiTransport:
-    transport = MpiTransport(mpi_world(), device=device)
+def _transport(here: Place, device: torch.device, calls: Calls) -> MpiTransport:
+    transport = MpiTransport(mpi_world(), device=device, calls=calls)
     if transport.world_size != here.world_size:
         raise InputError(
             f"MPI has {transport.world_size} ranks, {here.launcher} started "
@@ -268,11 +298,3 @@ def _bytes_on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[np.uint8]]:
     """Lend the bytes of ``tensor``, written back."""
     with _on_cpu(tensor.view(torch.uint8)) as buffer:
         yield buffer
-
-
-@contextmanager
-def _named(operation: str) -> Iterator[None]:
-    try:
-        yield
-    except MPI.Exception as error:
-        raise CollectiveError(f"{operation} failed: {error}") from error

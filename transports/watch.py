@@ -4,7 +4,8 @@
 begins and ends. A user's own loop does not say, so the watch begins with the first
 :func:`begin`, and ends with the process:
 
-* one that ends by an exception nobody catches tells the others why;
+* one that ends by an exception nobody catches tells the others why, and takes them down
+  where its engine would not;
 * one that ends otherwise says goodbye;
 * one that dies, is stopped or cut off is found by the others
   (:mod:`~comm_plan.transports.liveness`).
@@ -19,33 +20,35 @@ line.
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from types import TracebackType
 
 import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError, RunError
+from comm_plan.transports.base import Transport
+from comm_plan.transports.calls import Calls
 from comm_plan.transports.connect import print_to_stderr
-from comm_plan.transports.links import LOOPBACK, Ranks, reachable_address
 from comm_plan.transports.liveness import Liveness
 
 
 class Watch:
-    """What this process knows of the other ranks of its default process group.
+    """What this process knows of the other ranks of its run.
 
     Making one is a collective call.
 
     Args:
         ranks: a transport over all ranks.
+        address: how the other ranks reach rank 0 (only rank 0's counts).
+        calls: those under way, for an engine whose calls never fail by themselves.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        address = os.environ.get("MASTER_ADDR", LOOPBACK)
+    def __init__(
+        self, ranks: Transport, *, address: str, calls: Calls | None = None
+    ) -> None:
+        self._ranks = ranks
         self._liveness = Liveness(
-            ranks,
-            address=reachable_address(address),
-            report=print_to_stderr,
+            ranks, address=address, report=print_to_stderr, calls=calls
         )
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
@@ -72,37 +75,41 @@ class Watch:
         self._before(kind, error, trace)
         if isinstance(error, RunError) or not _is_from_a_collective(error):
             self._liveness.fail(str(error) or kind.__name__)
+            sys.stdout.flush()
+            self._ranks.abort(getattr(error, "exit_code", 1))
             return
         verdict = self._liveness.explain(CollectiveError(str(error)))
         if not isinstance(verdict, CollectiveError):
             print_to_stderr(verdict)
 
 
-_current: tuple[dist.ProcessGroup | None, Watch] | None = None
+_current: tuple[object, Watch] | None = None
 
 
-def begin(ranks: Ranks) -> Watch:
-    """Watch over the ranks of torch's default process group, once for each such group.
+def begin(
+    ranks: Transport, group: object, *, address: str, calls: Calls | None = None
+) -> Watch:
+    """Watch over the ranks of the run, once for each ``group``.
 
     The first call is a collective one.
 
     Args:
         ranks: a transport over all of them.
+        group: what they are to torch or MPI.
+        address: as for :class:`Watch`.
+        calls: as for :class:`Watch`.
     """
     global _current
-    group = dist.group.WORLD
     if _current is None or _current[0] is not group:
         if _current is not None:
             _current[1].end()
-        _current = group, Watch(ranks)
+        _current = group, Watch(ranks, address=address, calls=calls)
     return _current[1]
 
 
-def current() -> Watch | None:
-    """Return the watch over torch's default process group, if one has begun."""
-    if _current is None or _current[0] is not dist.group.WORLD:
-        return None
-    return _current[1]
+def current(group: object) -> Watch | None:
+    """Return the watch over ``group``, if one has begun."""
+    return _current[1] if _current is not None and _current[0] is group else None
 
 
 def _is_from_a_collective(error: BaseException) -> bool:

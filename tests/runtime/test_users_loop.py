@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from comm_plan.transports.launch import free_port
+from comm_plan.tests.support.harness import mpirun
+from comm_plan.transports.launch import free_port, run_local
 
 PROGRAM = Path(__file__).parent / "users_loop.py"
 RANKS = 3
@@ -26,7 +27,7 @@ def run(fate, place):
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), fate, place],
+            [sys.executable, str(PROGRAM), "gloo", fate, place],
             env={**os.environ, **meeting, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
             stderr=subprocess.PIPE,
             text=True,
@@ -72,3 +73,26 @@ def test_a_program_that_ends_well_ends_without_a_word():
     codes, errors = run("none", "backward")
     assert codes == [0, 0], errors
     assert not any("error" in error for error in errors)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
+@pytest.mark.parametrize(
+    ("fate", "place", "said"),
+    [
+        ("stopped", "backward", "error: rank 2 is silent"),
+        ("stopped", "collective", "error: rank 2 is silent"),
+        ("leaves", "backward", "error: rank 2 has ended while others go on"),
+        ("raises", "backward", "ValueError: my data is broken"),
+        ("raises", "code", "ValueError: my data is broken"),
+        ("none", "backward", None),
+    ],
+)
+def test_under_mpi_too(fate, place, said, capfd):
+    """Mpirun sees a killed rank by itself."""
+    command = [sys.executable, str(PROGRAM), "mpi", fate, place]
+    code = run_local(command, RANKS, "mpi")
+    errors = capfd.readouterr().err
+    assert (code == 0) == (said is None), errors
+    assert said in errors if said else "error" not in errors

@@ -1,7 +1,8 @@
 """A user's own program, of which one rank goes wrong. Runs as one rank.
 
-    python users_loop.py FATE PLACE
+    python users_loop.py BACKEND FATE PLACE
 
+BACKEND: ``gloo`` or ``mpi``.
 FATE of the last rank: ``killed``, ``stopped``, ``raises``, ``leaves``, or ``none``.
 PLACE of the others: ``backward``, ``code`` of their own, ``collective`` of their own.
 """
@@ -17,6 +18,7 @@ from torch import nn
 
 import comm_plan
 from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.transports import ranks
 
 STEPS = 10
 HALFWAY = 4
@@ -34,14 +36,27 @@ def meet(fate):
         sys.exit()
 
 
+def meet_the_others(backend):
+    """Wait in a collective of the program's own."""
+    if backend == "gloo":
+        dist.all_reduce(torch.ones(1))
+    else:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Barrier()
+
+
 def main():
-    fate, place = sys.argv[1:]
+    backend, fate, place = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
+    if backend == "gloo":
+        dist.init_process_group("gloo")
+    here = ranks.place()
+    rank, size = here.rank, here.world_size
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    comm_plan.parallelize(model, plan_for(model, size))
+    plan = plan_for(model, size).model_copy(update={"backend": backend})
+    comm_plan.parallelize(model, plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         if step == HALFWAY:
@@ -50,11 +65,11 @@ def main():
             elif place == "code":
                 time.sleep(3600 if fate != "none" else 0)
             elif place == "collective":
-                dist.all_reduce(torch.ones(1))
+                meet_the_others(backend)
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
-    dist.barrier()
+    meet_the_others(backend)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A rank of a run that ends well or badly: ``BACKEND END VICTIM [PATIENCE]``.
+"""A rank of a run that ends well or badly: ``BACKEND END VICTIM [PATIENCE [TIMEOUT]]``.
 
 Rank VICTIM comes to its end amid all-reduces. Every other rank writes one line.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
 
 import torch
@@ -26,6 +27,7 @@ ENDS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "vanish": lambda: os._exit(0),
+    "dally": lambda: time.sleep(3600),
 }
 
 
@@ -36,11 +38,12 @@ def write(line: str) -> None:
 
 def main() -> int:
     """Run the rank; return its exit code."""
-    backend, end, victim, *patience = sys.argv[1:]
-    options = {"patience_s": float(patience[0])} if patience else {}
+    backend, end, victim, *seconds = sys.argv[1:]
+    options = {"timeout_s": 60.0}
+    options |= zip(("patience_s", "timeout_s"), map(float, seconds), strict=False)
     report = {"report": lambda error: write(f"on the spot: {error}")}
     try:
-        with connect(backend, timeout_s=60, **options, **report) as transport:
+        with connect(backend, **options, **report) as transport:
             assert current_transport() is transport
             tensor = torch.ones(1000)
             for step in range(10 if end == "well" else 10**9):

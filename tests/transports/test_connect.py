@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -144,3 +145,29 @@ def test_a_failed_block_leaves_nothing_behind():
         raise ValueError("mine")
     with connect("gloo") as transport:
         assert current_transport() is transport
+
+
+@pytest.mark.slow
+def test_torch_that_debugs_on_one_rank_only_is_refused():
+    """Before it waits for messages that the others never send."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = [
+        subprocess.Popen(
+            command("gloo", "well", "0"),
+            env={
+                **os.environ,
+                **meeting,
+                "RANK": str(rank),
+                "WORLD_SIZE": "3",
+                "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if rank == 1 else "OFF",
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert errors == [
+        "MismatchError: $TORCH_DISTRIBUTED_DEBUG is DETAIL on rank 1, OFF on rank 0: "
+        "let all ranks have the same\n"
+    ] * RANKS  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from comm_plan.errors import CollectiveError, PeerError, RunError
 from comm_plan.tests.support.harness import mpirun, run_ranks
 from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import launch, liveness
+from comm_plan.transports.calls import Calls
 from comm_plan.transports.launch import run_local
 from comm_plan.transports.links import reachable_address
 from comm_plan.transports.liveness import Liveness
@@ -178,6 +181,63 @@ def test_a_stopped_rank_is_named_under_mpi_too(capfd):
     command = [sys.executable, "-m", connecting_ranks.__name__]
     assert run_local([*command, "mpi", "stop", "2", "4.0"], RANKS, "mpi") == 1
     assert SILENT in capfd.readouterr().err.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
+def test_a_collective_under_mpi_ends_after_the_timeout(capfd):
+    """Of a rank that is well, but elsewhere."""
+    command = [sys.executable, "-m", connecting_ranks.__name__]
+    assert run_local([*command, "mpi", "dally", "2", "60", "3"], RANKS, "mpi") == 1
+    assert re.search(
+        "on the spot: rank [013] has waited for 3 s for the other ranks in all-reduce",
+        capfd.readouterr().err,
+    )
+
+
+def test_calls_are_as_old_as_the_beats_they_have_seen():
+    calls = Calls(timeout_s=1.0)
+    assert calls.beat() is None
+    with calls.under_way("all-reduce"):
+        calls.beat()
+        with calls.under_way("barrier"):
+            oldest = calls.beat()
+            assert (oldest.operation, oldest.beats) == ("all-reduce", 2)
+    with suppress(KeyError), calls.under_way("broadcast"):
+        assert calls.beat().beats == 1
+        raise KeyError
+    assert calls.beat() is None
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_rank_that_left_is_named_by_those_whose_calls_do_not_end(left):
+    reports = []
+
+    def program(transport):
+        calls = Calls(timeout_s=1000.0)
+        watched = Liveness(
+            transport,
+            address="127.0.0.1",
+            report=reports.append,
+            grace_s=0.5,
+            calls=calls,
+        )
+        transport.barrier()
+        if transport.rank == left:
+            watched.leave()
+            return None
+        with calls.under_way("all-reduce"):
+            assert watched._judged.wait(20)
+            watched.explain(CollectiveError("too late"))
+        watched.close()
+        return watched._verdict
+
+    verdicts = run_ranks(3, program)
+    assert verdicts.pop(left) is None
+    assert set(verdicts) == {
+        f"rank {left} has ended while others go on: give all ranks as many steps"
+    }
 
 
 def test_all_have_ended_20_s_after_a_rank_stopped():
