@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="fuzz with so many files in all, others than in every run",
     )
+    parser.addoption("--mutations-seed", type=int, default=0, help="draw others")
     parser.addoption("--kills", type=int, default=200, help="trainings to kill")
     parser.addoption("--soak-s", type=float, default=1800.0, help="seconds of training")
 

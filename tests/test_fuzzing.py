@@ -1,6 +1,7 @@
 """Whatever a file holds: every verb that reads it succeeds or says in one line why not.
 
-``--mutations N`` draws so many in all, others than those of every day.
+``--mutations N`` draws so many in all, others than those of every day, and yet others
+with another ``--mutations-seed``: long series can be run in parts.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def texts(document):
 def fuzz(request, tmp_path):
     """Return a function that hands so many drawn values to a check."""
     asked = request.config.getoption("--mutations")
+    series = request.config.getoption("--mutations-seed")
     tests = sum(item.path == request.node.path for item in request.session.items)
     count = -(-asked // tests) if asked else EVERY_DAY
 
@@ -52,7 +54,7 @@ def fuzz(request, tmp_path):
         for batch in range(-(-count // BATCH)):
             attacked = given(strategy)(attack)
             if asked:
-                attacked = seed(batch)(attacked)
+                attacked = seed((series, batch))(attacked)
             settings(
                 max_examples=min(BATCH, count),
                 derandomize=not asked,

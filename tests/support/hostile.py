@@ -183,7 +183,7 @@ def _put_in_order(document: dict[str, Any]) -> None:
         for tensor in document["tensors"]:
             tensor["numel"] = math.prod(tensor["shape"])
         document["tensors"].sort(key=lambda tensor: tensor["ready_s"])
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return
 
 
