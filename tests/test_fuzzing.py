@@ -54,7 +54,7 @@ def fuzz(request, tmp_path):
         for batch in range(-(-count // BATCH)):
             attacked = given(strategy)(attack)
             if asked:
-                attacked = seed((series, batch))(attacked)
+                attacked = seed(f"{series}.{batch}")(attacked)
             settings(
                 max_examples=min(BATCH, count),
                 derandomize=not asked,
