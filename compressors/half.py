@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.chunks import in_chunks
 from comm_plan.plans.compression import Half
 
 WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -46,7 +47,8 @@ class HalfCompressor(Compressor[Half]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Divide by P in float32 and cast into the buffer."""
-        self._views[index].copy_(gradient.float().mul(1.0 / self.context.world_size))
+        for part, cast in in_chunks(gradient, self._views[index]):
+            cast.copy_(part.float().mul(1.0 / self.context.world_size))
 
     def encode(self) -> Message:
         """Return one tensor [sum of numels] of 16-bit floats."""

@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import pad
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
-from comm_plan.compressors.packing import pack_codes, unpack_codes
-from comm_plan.compressors.rounding import random_key, round_stochastically
+from comm_plan.compressors.packing import (
+    CHUNK_NUMEL,
+    pack_codes,
+    padded,
+    unpack_codes,
+)
+from comm_plan.compressors.rounding import StochasticRounding, random_key
 from comm_plan.plans.compression import Qsgd
-
-CHUNK_NUMEL = 1 << 18
-"""Elements that are decoded at a time on CPU: of all messages they fit into a cache."""
 
 
 class QsgdCompressor(Compressor[Qsgd]):
@@ -58,15 +59,44 @@ class QsgdCompressor(Compressor[Qsgd]):
         """Quantise ``gradient`` into the message."""
         packed, norms = self._split((self._packed, self._norms))
         slot = self.slots[index]
+        key = random_key(self.context.seed, self.step, slot.name)
+        rounding = StochasticRounding(key)
+        groups, nbytes = self._part(gradient)
+        parts = zip(
+            gradient.split(groups * self.spec.norm_numel),
+            packed[index].split(nbytes),
+            norms[index].split(groups),
+            strict=True,
+        )
+        for part, codes, largest in parts:
+            self._quantise(part, codes, largest, rounding)
+
+    def _quantise(
+        self,
+        gradient: torch.Tensor,
+        packed: torch.Tensor,
+        norms: torch.Tensor,
+        rounding: StochasticRounding,
+    ) -> None:
+        """Write the codes of ``gradient`` [n] to ``packed``, its norms to ``norms``."""
         groups = self._grouped(gradient.float())
-        torch.amax(groups.abs(), dim=1, out=norms[index])
-        divisors = torch.where(norms[index] == 0, 1.0, norms[index])
+        torch.amax(groups.abs(), dim=1, out=norms)
+        divisors = torch.where(norms == 0, 1.0, norms)
         scaled = (groups / divisors[:, None]).mul_(self._levels)
         levels = torch.empty_like(scaled, dtype=torch.int8)
-        key = random_key(self.context.seed, self.step, slot.name)
-        round_stochastically(scaled.view(-1), levels.view(-1), key)
-        codes = levels.add_(self._levels).view(torch.uint8).view(-1)[: slot.numel]
-        packed[index].copy_(pack_codes(codes, self.spec.bits))
+        rounding.round(scaled.view(-1), levels.view(-1))
+        codes = levels.add_(self._levels).view(torch.uint8).view(-1)
+        packed.copy_(pack_codes(codes[: gradient.numel()], self.spec.bits))
+
+    def _part(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Return how many groups are worked on at a time, and their packed bytes.
+
+        On CPU as many as fit into a cache; they fill whole bytes whatever the bits.
+        """
+        size = self.spec.norm_numel
+        at_once = tensor.numel() if tensor.is_cuda else CHUNK_NUMEL
+        groups = 8 * max(1, -(-at_once // (8 * size)))
+        return groups, groups * size * self.spec.bits // 8
 
     def encode(self) -> Message:
         """Return (packed levels, norms)."""
@@ -78,16 +108,13 @@ class QsgdCompressor(Compressor[Qsgd]):
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the mean of the ranks' estimates."""
-        size = self.spec.norm_numel
-        at_once = out.numel() if out.is_cuda else CHUNK_NUMEL
-        groups = 8 * max(1, -(-at_once // (8 * size)))  # whole bytes, whatever the bits
-        nbytes = groups * size * self.spec.bits // 8
+        groups, nbytes = self._part(out)
         messages = [
             (packed[index].split(nbytes), norms[index].split(groups))
             for packed, norms in self._messages
         ]
         scale = 1.0 / (self._levels * self.context.world_size)
-        for number, part in enumerate(out.split(groups * size)):
+        for number, part in enumerate(out.split(groups * self.spec.norm_numel)):
             chunks = [(codes[number], norms[number]) for codes, norms in messages]
             torch.mul(self._sum(chunks, part.numel()), scale, out=part)
 
@@ -114,4 +141,4 @@ class QsgdCompressor(Compressor[Qsgd]):
     def _grouped(self, flat: torch.Tensor) -> torch.Tensor:
         """Return [groups, norm_numel] with zeros after the last element."""
         norm_numel = self.spec.norm_numel
-        return pad(flat, (0, -flat.numel() % norm_numel)).view(-1, norm_numel)
+        return padded(flat, norm_numel).view(-1, norm_numel)

@@ -39,15 +39,42 @@ def round_stochastically(
         out: [n] int8, contiguous.
         key: non-negative integers; equal keys draw equal numbers.
     """
-    seeds = np.random.SeedSequence(key)
-    if x.is_cuda:
-        _round_on_gpu(x, out, int(seeds.generate_state(1, np.uint64)[0]))
-        return
-    chunks = _Chunks(np.random.SFC64(seeds))
-    for chunk, rounded in zip(
-        torch.split(x, CHUNK_NUMEL), torch.split(out, CHUNK_NUMEL), strict=True
-    ):
-        chunks.round(chunk.numpy(), rounded.numpy())
+    StochasticRounding(key).round(x, out)
+
+
+class StochasticRounding:
+    """:func:`round_stochastically`, for a tensor that comes in parts.
+
+    However it is cut, as long as all parts but the last are multiples of four elements,
+    a CPU draws the same numbers.
+
+    Args:
+        key: non-negative integers; equal keys draw equal numbers.
+    """
+
+    def __init__(self, key: tuple[int, ...]) -> None:
+        self._seeds = np.random.SeedSequence(key)
+        self._chunks: _Chunks | None = None
+
+    def round(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Round the next part ``x`` [n] into ``out`` [n] int8, both contiguous."""
+        if x.is_cuda:
+            self._round_on_gpu(x, out)
+            return
+        if self._chunks is None:
+            self._chunks = _Chunks(np.random.SFC64(self._seeds))
+        for chunk, rounded in zip(
+            torch.split(x, CHUNK_NUMEL), torch.split(out, CHUNK_NUMEL), strict=True
+        ):
+            self._chunks.round(chunk.numpy(), rounded.numpy())
+
+    def _round_on_gpu(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        (own,) = self._seeds.spawn(1)
+        seed = int(own.generate_state(1, np.uint64)[0])
+        generator = torch.Generator(x.device).manual_seed(seed)
+        uniform = torch.rand(x.numel(), generator=generator, device=x.device)
+        floor = x.floor()
+        out.copy_(floor.add_(uniform < x - floor))
 
 
 class _Chunks:
@@ -75,10 +102,3 @@ class _Chunks:
         total[edge] += self._random.random(edge.size) < fraction
         np.right_shift(total, 16, out=total)
         np.copyto(out, total, casting="unsafe")
-
-
-def _round_on_gpu(x: torch.Tensor, out: torch.Tensor, seed: int) -> None:
-    generator = torch.Generator(x.device).manual_seed(seed)
-    uniform = torch.rand(x.numel(), generator=generator, device=x.device)
-    floor = x.floor()
-    out.copy_(floor.add_(uniform < x - floor))

@@ -5,6 +5,7 @@ import torch
 
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
+from comm_plan.compressors.chunks import CHUNK_NUMEL
 from comm_plan.plans.compression import Bf16, Fp16
 
 NUMELS = (7, 30)
@@ -66,3 +67,19 @@ def test_a_mean_out_of_fp16_range_is_seen_as_inf():
     gradients = [[torch.full((n,), 1e6) for n in NUMELS]]
     assert torch.isinf(mean_of("fp16", gradients)[0]).all()
     assert torch.isfinite(mean_of("bf16", gradients)[0]).all()
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_tensor_of_many_chunks_is_cast_as_a_whole_one(kind):
+    numel = 2 * CHUNK_NUMEL + 5
+    compressor = build(
+        SPECS[kind][0],
+        "allreduce",
+        [Slot("large", numel)],
+        Context(3, 0, torch.device("cpu")),
+    )
+    gradient = torch.randn(numel)
+    compressor.add(0, gradient)
+    assert torch.equal(
+        compressor.encode()[0], (gradient * (1.0 / 3)).to(SPECS[kind][1])
+    )

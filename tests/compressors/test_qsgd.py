@@ -146,7 +146,7 @@ def test_half_precision_gradients_are_taken(dtype):
     st.integers(1, 300),
 )
 @settings(max_examples=40)
-def test_decoding_in_chunks_changes_nothing(bits, numels, ranks, group, at_once):
+def test_working_in_chunks_changes_nothing(bits, numels, ranks, group, at_once):
     """Whatever they are cut into: parts of groups, and of bytes, stay together."""
 
     def means():
