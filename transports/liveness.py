@@ -46,6 +46,7 @@ GRACE_S = 3.0
 """How long a rank may take no notice of a verdict before it is ended."""
 
 _BEAT_S = 0.5
+_LEFT_S = 6.0  # how long a call may go on that a rank which has left took part in
 _STUCK_S = 0.2  # as long as the others need to read the verdict
 _EXPLAIN_S = 3.0  # how long a failed collective waits for a verdict
 _LINGER_S = 5.0  # how long a rank stays for the others to read its last words
@@ -211,7 +212,7 @@ class Liveness:
         """Judge a call that will not end: for its time, or as a rank is gone."""
         call = calls.beat()
         waited_s = call.beats * _BEAT_S if call else 0.0
-        if self._left and waited_s >= self._grace_s:
+        if self._left and waited_s >= _LEFT_S:
             self._judge(self._who_left, is_stuck=True)
         elif call and waited_s >= calls.timeout_s:
             self._judge(

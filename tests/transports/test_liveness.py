@@ -211,7 +211,8 @@ def test_calls_are_as_old_as_the_beats_they_have_seen():
 
 
 @pytest.mark.parametrize("left", range(3))
-def test_a_rank_that_left_is_named_by_those_whose_calls_do_not_end(left):
+def test_a_rank_that_left_is_named_by_those_whose_calls_do_not_end(left, monkeypatch):
+    monkeypatch.setattr(liveness, "_LEFT_S", 0.5)
     reports = []
 
     def program(transport):
@@ -220,7 +221,6 @@ def test_a_rank_that_left_is_named_by_those_whose_calls_do_not_end(left):
             transport,
             address="127.0.0.1",
             report=reports.append,
-            grace_s=0.5,
             calls=calls,
         )
         transport.barrier()
