@@ -46,7 +46,7 @@ GRACE_S = 3.0
 """How long a rank may take no notice of a verdict before it is ended."""
 
 _BEAT_S = 0.5
-_LEFT_S = 6.0  # how long a call may go on that a rank which has left took part in
+_LEFT_S = 6.0  # how long a call may go on after another rank has left
 _STUCK_S = 0.2  # as long as the others need to read the verdict
 _EXPLAIN_S = 3.0  # how long a failed collective waits for a verdict
 _LINGER_S = 5.0  # how long a rank stays for the others to read its last words
