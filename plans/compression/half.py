@@ -55,4 +55,4 @@ class Bf16(Half):
     summed = "bfloat16"
 
     methods = {"bf16": "allreduce"}
-    by_default = ()  # costs what fp16 does
+    by_default = ("bf16",)
