@@ -181,7 +181,8 @@ def _put_in_order(document: dict[str, Any]) -> None:
     """Make tensors of a profile agree with themselves and each other, if they can."""
     try:
         for tensor in document["tensors"]:
-            tensor["numel"] = math.prod(tensor["shape"])
+            sizes = (size for size in tensor["shape"] if isinstance(size, int))
+            tensor["numel"] = math.prod(sizes)  # a text times a number takes all memory
         document["tensors"].sort(key=lambda tensor: tensor["ready_s"])
     except (KeyError, TypeError, AttributeError):
         return
