@@ -46,7 +46,7 @@ class StochasticRounding:
     """:func:`round_stochastically`, for a tensor that comes in parts.
 
     However it is cut, as long as all parts but the last are multiples of four elements,
-    a CPU draws the same numbers.
+    a CPU draws the same numbers: what few elements need is a sequence of its own.
 
     Args:
         key: non-negative integers; equal keys draw equal numbers.
@@ -62,7 +62,7 @@ class StochasticRounding:
             self._round_on_gpu(x, out)
             return
         if self._chunks is None:
-            self._chunks = _Chunks(np.random.SFC64(self._seeds))
+            self._chunks = _Chunks(*map(np.random.SFC64, self._seeds.spawn(2)))
         for chunk, rounded in zip(
             torch.split(x, CHUNK_NUMEL), torch.split(out, CHUNK_NUMEL), strict=True
         ):
@@ -80,9 +80,9 @@ class StochasticRounding:
 class _Chunks:
     """The rounding of one chunk after the other, with the scratch they share."""
 
-    def __init__(self, bits: np.random.SFC64) -> None:
+    def __init__(self, bits: np.random.SFC64, of_edges: np.random.SFC64) -> None:
         self._bits = bits
-        self._random = np.random.Generator(bits)
+        self._random = np.random.Generator(of_edges)
         self._scaled = np.empty(CHUNK_NUMEL, np.float32)
         self._floor = np.empty(CHUNK_NUMEL, np.float32)
         self._total = np.empty(CHUNK_NUMEL, np.int32)

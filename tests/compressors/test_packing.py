@@ -15,6 +15,7 @@ from comm_plan.compressors.packing import (
 )
 from comm_plan.compressors.rounding import (
     CHUNK_NUMEL,
+    StochasticRounding,
     random_key,
     round_stochastically,
 )
@@ -67,6 +68,17 @@ def rounded(x: torch.Tensor, *key: int) -> torch.Tensor:
     out = torch.empty(x.numel(), dtype=torch.int8)
     round_stochastically(x, out, key)
     return out
+
+
+def test_rounding_in_parts_draws_the_same_numbers():
+    """Also where elements need more random bits, as these do."""
+    x = torch.full((20 * CHUNK_NUMEL + 40,), 0.7)
+    whole, parts = torch.empty_like(x, dtype=torch.int8), StochasticRounding((7,))
+    round_stochastically(x, whole, (7,))
+    in_parts = torch.empty_like(whole)
+    for part, out in zip(x.split(2000), in_parts.split(2000), strict=True):
+        parts.round(part, out)
+    assert torch.equal(in_parts, whole)
 
 
 @pytest.mark.parametrize(

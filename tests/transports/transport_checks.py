@@ -10,6 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -185,8 +186,9 @@ def inputs_are_kept(transport: Transport) -> None:
 def loops_of(transport: Transport) -> set[int]:
     """Return the scheduling policies of this process's event loops, with a new one."""
     transport.duplicate().close()
-    return {
-        os.sched_getscheduler(int(thread.name))
-        for thread in Path("/proc/self/task").iterdir()
-        if (thread / "comm").read_text().startswith("gloo_tcp_loop")
-    }
+    policies = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # one that has just ended
+            if (thread / "comm").read_text().startswith("gloo_tcp_loop"):
+                policies.add(os.sched_getscheduler(int(thread.name)))
+    return policies

@@ -143,7 +143,7 @@ def test_lossy_plans_can_be_judged_by_loss(tmp_path):
         objective="loss",
         settings=Settings(accuracy="loss"),
         seeds=2,
-        budget_s=20.0,
+        budget_s=40.0,
         network=documents.network(
             2,
             allreduce=documents.fit((0, 1e-3, 1e-5)),
