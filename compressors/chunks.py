@@ -10,12 +10,18 @@ CHUNK_NUMEL = 1 << 16
 """Elements of a part: in float32 a few of them fit into a core's own cache."""
 
 
-def in_chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the parts of equally long ``tensors`` [n], in order; a GPU takes it whole.
+def at_once(tensor: torch.Tensor, on_cpu: int = CHUNK_NUMEL) -> int:
+    """Return how many elements of ``tensor`` to work on at a time; a GPU takes all.
 
     Between passes over a large tensor that is not cut, a CPU writes every intermediate
     result to memory and reads it again, which takes longer than the arithmetic.
     """
-    first = tensors[0]
-    numel = max(1, first.numel()) if first.is_cuda else CHUNK_NUMEL
+    return max(1, tensor.numel()) if tensor.is_cuda else on_cpu
+
+
+def in_chunks(
+    *tensors: torch.Tensor, on_cpu: int = CHUNK_NUMEL
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the parts, :func:`at_once` each, of equally long ``tensors`` [n]."""
+    numel = at_once(tensors[0], on_cpu)
     return zip(*(tensor.split(numel) for tensor in tensors), strict=True)

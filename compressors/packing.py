@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 
 TRITS_PER_BYTE = 5
 CHUNK_NUMEL = 1 << 18  # codes that stay in cache; whole groups of eight
-_WORDS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 ALL_ZERO_TRITS = 121  # 1 + 3 + 9 + 27 + 81: a trit is stored as 0, 1 or 2
+_WORDS = (torch.uint8, torch.int16, torch.int32, torch.int64)  # of 2^rounds bytes
 
 
 def pack_trits(trits: torch.Tensor) -> torch.Tensor:

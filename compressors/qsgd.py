@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.chunks import at_once
 from comm_plan.compressors.packing import (
     CHUNK_NUMEL,
     pack_codes,
@@ -94,8 +95,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         On CPU as many as fit into a cache; they fill whole bytes whatever the bits.
         """
         size = self.spec.norm_numel
-        at_once = tensor.numel() if tensor.is_cuda else CHUNK_NUMEL
-        groups = 8 * max(1, -(-at_once // (8 * size)))
+        groups = 8 * -(-at_once(tensor, on_cpu=CHUNK_NUMEL) // (8 * size))
         return groups, groups * size * self.spec.bits // 8
 
     def encode(self) -> Message:

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from comm_plan.compressors.chunks import in_chunks
+
 CHUNK_NUMEL = 1 << 15  # the scratch of a chunk stays in cache
 LAST_BEFORE_CARRY = 0xFFFF
 
@@ -63,9 +65,7 @@ class StochasticRounding:
             return
         if self._chunks is None:
             self._chunks = _Chunks(*map(np.random.SFC64, self._seeds.spawn(2)))
-        for chunk, rounded in zip(
-            torch.split(x, CHUNK_NUMEL), torch.split(out, CHUNK_NUMEL), strict=True
-        ):
+        for chunk, rounded in in_chunks(x, out, on_cpu=CHUNK_NUMEL):
             self._chunks.round(chunk.numpy(), rounded.numpy())
 
     def _round_on_gpu(self, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -17,8 +17,7 @@ from comm_plan.errors import MismatchError
 from comm_plan.plans import Plan, Spec
 from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
 from comm_plan.transports.base import Transport
-from comm_plan.transports.distributed import debugging
-from comm_plan.transports.settings import difference
+from comm_plan.transports.settings import debugging, difference
 
 ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO")
 """Variables that decide which messages the backends exchange."""

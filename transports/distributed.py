@@ -20,7 +20,7 @@ from comm_plan.transports.links import LOOPBACK, reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
-from comm_plan.transports.settings import difference
+from comm_plan.transports.settings import debugging, difference
 from comm_plan.transports.watch import Watch
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -194,11 +194,11 @@ class TorchTransport(Transport):
         The first call for that group is a collective one, of all its ranks. A group of
         some ranks is watched over only if there is a watch already.
         """
-        if self.world_size > 1 and self.world_size == dist.get_world_size():
+        world = dist.group.WORLD
+        self._watch = watch.current(world)
+        if self._watch is None and 1 < self.world_size == dist.get_world_size():
             address = reachable_address(os.environ.get("MASTER_ADDR", LOOPBACK))
-            self._watch = watch.begin(self, dist.group.WORLD, address=address)
-        else:
-            self._watch = watch.current(dist.group.WORLD)
+            self._watch = watch.begin(self, world, address=address)
         return self
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
     here = joining.here
     timeout = timedelta(seconds=joining.timeout_s)
     try:
-        store = _meet(here, f"[{host}]" if ":" in host else host, port, timeout)
+        store = _meet(here, host, port, timeout)
         _check_debugging(dist.PrefixStore("comm_plan", store), here)
         dist.init_process_group(
             joining.backend,
@@ -261,14 +261,9 @@ def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def debugging() -> dict[str, str]:
-    """Return the setting that makes torch exchange messages of its own."""
-    return {"$TORCH_DISTRIBUTED_DEBUG": dist.get_debug_level().name}
-
-
 def _meet(here: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
     """Return the store that rank 0, or torchrun, keeps at ``host``."""
-    where = f"tcp://{host}:{port}"
+    where = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
     store: dist.Store
     (store, _, _) = next(
         dist.rendezvous(where, here.rank, here.world_size, timeout=timeout)
@@ -284,16 +279,17 @@ def _check_debugging(store: dist.Store, here: Place) -> None:
         MismatchError: on every rank, where it differs on some.
     """
     store.set(f"given/{here.rank}", json.dumps(debugging()))
-    others = range(1, here.world_size)
     if here.rank == 0:
         given = [store.get(f"given/{rank}") for rank in range(here.world_size)]
         store.set("difference", difference([json.loads(one) for one in given]) or "")
     found = store.get("difference").decode()
-    if found and here.rank == 0:
-        store.wait([f"heard/{rank}" for rank in others])  # the store ends with rank 0
-    if found:
+    if not found:
+        return
+    if here.rank == 0:  # with which the store ends
+        store.wait([f"heard/{rank}" for rank in range(1, here.world_size)])
+    else:
         store.set(f"heard/{here.rank}", "")
-        raise MismatchError(found)
+    raise MismatchError(found)
 
 
 @contextmanager

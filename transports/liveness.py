@@ -152,7 +152,7 @@ class Liveness:
         Calls that never end by themselves are watched over until this rank leaves.
         """
         last_beat_s = time.monotonic()
-        while self._links or (self._calls and not self._noticed.is_set()):
+        while self._links or (self._calls is not None and not self._noticed.is_set()):
             if self._links:
                 self._read()
             else:
@@ -211,10 +211,12 @@ class Liveness:
     def _check_calls(self, calls: Calls) -> None:
         """Judge a call that will not end: for its time, or as a rank is gone."""
         call = calls.beat()
-        waited_s = call.beats * _BEAT_S if call else 0.0
+        if call is None:
+            return
+        waited_s = call.beats * _BEAT_S
         if self._left and waited_s >= _LEFT_S:
             self._judge(self._who_left, is_stuck=True)
-        elif call and waited_s >= calls.timeout_s:
+        elif waited_s >= calls.timeout_s:
             self._judge(
                 f"rank {self._rank} has waited for {calls.timeout_s:g} s for the other "
                 f"ranks in {call.operation}",

@@ -43,8 +43,6 @@ _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 _HALF = (torch.float16, torch.bfloat16)
 _LAST_S = 1800.0  # of a call in a user's own program: what torch allows there
 
-_world: MpiTransport | None = None  # of a user's own program
-
 
 class MpiTransport(Transport):
     """Collectives of one MPI communicator.
@@ -232,12 +230,13 @@ def joined(here: Place) -> Transport | None:
 
     The watch over its ranks begins with the first call, of all of them.
     """
-    global _world
-    if _world is None:
-        calls = Calls(_LAST_S)
-        _world = _transport(here, torch.device("cpu"), calls)
-        watch.begin(_world, MPI.COMM_WORLD, address=_address(_world), calls=calls)
-    return _world
+    known = watch.current(MPI.COMM_WORLD)
+    if known is not None:
+        return known.ranks
+    calls = Calls(_LAST_S)
+    world = _transport(here, torch.device("cpu"), calls)
+    watch.begin(world, MPI.COMM_WORLD, address=_address(world), calls=calls)
+    return world
 
 
 def mpi_world() -> MPI.Comm:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch.distributed as dist
+
 
 def difference(everyone: Sequence[Mapping[str, str]]) -> str | None:
     """Return what differs first from rank 0's settings and on which ranks, or None.
@@ -22,6 +24,11 @@ def difference(everyone: Sequence[Mapping[str, str]]) -> str | None:
                 ": let all ranks have the same"
             )
     return None
+
+
+def debugging() -> dict[str, str]:
+    """Return the setting that makes torch exchange messages of its own."""
+    return {"$TORCH_DISTRIBUTED_DEBUG": dist.get_debug_level().name}
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -41,12 +41,15 @@ class Watch:
         ranks: a transport over all ranks.
         address: how the other ranks reach rank 0 (only rank 0's counts).
         calls: those under way, for an engine whose calls never fail by themselves.
+
+    Attributes:
+        ranks: the transport.
     """
 
     def __init__(
         self, ranks: Transport, *, address: str, calls: Calls | None = None
     ) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._liveness = Liveness(
             ranks, address=address, report=print_to_stderr, calls=calls
         )
@@ -76,7 +79,7 @@ class Watch:
         if isinstance(error, RunError) or not _is_from_a_collective(error):
             self._liveness.fail(str(error) or kind.__name__)
             sys.stdout.flush()
-            self._ranks.abort(getattr(error, "exit_code", 1))
+            self.ranks.abort(getattr(error, "exit_code", 1))
             return
         verdict = self._liveness.explain(CollectiveError(str(error)))
         if not isinstance(verdict, CollectiveError):
@@ -89,9 +92,9 @@ _current: tuple[object, Watch] | None = None
 def begin(
     ranks: Transport, group: object, *, address: str, calls: Calls | None = None
 ) -> Watch:
-    """Watch over the ranks of the run, once for each ``group``.
+    """Watch over the ranks of the run from now on, in place of those before.
 
-    The first call is a collective one.
+    A collective call.
 
     Args:
         ranks: a transport over all of them.
@@ -100,10 +103,9 @@ def begin(
         calls: as for :class:`Watch`.
     """
     global _current
-    if _current is None or _current[0] is not group:
-        if _current is not None:
-            _current[1].end()
-        _current = group, Watch(ranks, address=address, calls=calls)
+    if _current is not None:
+        _current[1].end()
+    _current = group, Watch(ranks, address=address, calls=calls)
     return _current[1]
 
 

@@ -45,7 +45,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def to_page(given: Given) -> str:
     """Return the page of ``given`` as HTML."""
     found = [make(given) for make in SECTIONS]
-    page = _templates().get_template("page.html")
+    page = _environment().get_template("page.html")
     return page.render(
         model=given.model,
         verdict=verdict(given),
@@ -57,7 +57,7 @@ def to_page(given: Given) -> str:
 
 
 @cache
-def _templates() -> Environment:
+def _environment() -> Environment:
     """Return what lays blocks out; it takes longer to read than a page to write."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),

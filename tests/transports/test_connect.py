@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -148,26 +147,14 @@ def test_a_failed_block_leaves_nothing_behind():
 
 
 @pytest.mark.slow
-def test_torch_that_debugs_on_one_rank_only_is_refused():
+def test_torch_that_debugs_on_one_rank_only_is_refused(capfd, monkeypatch):
     """Before it waits for messages that the others never send."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
-        subprocess.Popen(
-            command("gloo", "well", "0"),
-            env={
-                **os.environ,
-                **meeting,
-                "RANK": str(rank),
-                "WORLD_SIZE": "3",
-                "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if rank == 1 else "OFF",
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert errors == [
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    other = (
+        'if [ $RANK = 1 ]; then export TORCH_DISTRIBUTED_DEBUG=DETAIL; fi; exec "$@"'
+    )
+    assert run_local(["sh", "-c", other, "sh", *command("gloo", "well", "0")], RANKS)
+    assert capfd.readouterr().err.splitlines() == [
         "MismatchError: $TORCH_DISTRIBUTED_DEBUG is DETAIL on rank 1, OFF on rank 0: "
-        "let all ranks have the same\n"
+        "let all ranks have the same"
     ] * RANKS  # fmt: skip

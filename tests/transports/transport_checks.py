@@ -185,7 +185,9 @@ def inputs_are_kept(transport: Transport) -> None:
 
 def loops_of(transport: Transport) -> set[int]:
     """Return the scheduling policies of this process's event loops, with a new one."""
-    transport.duplicate().close()
+    copy = transport.duplicate()
+    copy.barrier()  # a rank that left would break the connecting of a slower one
+    copy.close()
     policies = set()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # one that has just ended
