@@ -1,16 +1,17 @@
 """How much computation and communication slow each other while both go on.
 
-Both may want the same cores, memory or (NCCL) multiprocessors. So the iterations run
-once alone and then beside each of the three things that the communication thread does:
-messages that only start up, messages that are long, and passes over memory as
-compressors make them. The rates are alone over beside each other, the mean of the
-ranks: of the iterations' medians, and of the means of calls beside them. Calls that
-have to wait for a core take many times as long as the others; their sum counts.
+Both may want the same cores, memory or (NCCL) multiprocessors. So iterations run alone
+and beside each of the three things that the communication thread does: messages that
+only start up, messages that are long, and passes over memory as compressors make them.
+The rates are alone over beside each other: of the iterations' medians, and of the means
+of calls beside them. Calls that have to wait for a core take many times as long as the
+others; their sum counts. Of several turns the median counts, of the ranks the mean.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 import numpy as np
@@ -19,22 +20,28 @@ import torch
 from comm_plan.plans import Contention, Rates
 from comm_plan.profiler.interference import AllReduce, Codec, Job, repeated
 from comm_plan.profiler.timings import Trial
+from comm_plan.profiler.turns import in_turns
 from comm_plan.transports.base import Transport
 
 STARTUP_NUMEL = 64
 """Elements of a message that takes no time but to start up."""
 
-TRANSFER_NUMEL = 2**20
-"""Elements of a long message, if the model is as large."""
+TRANSFER_NUMEL = 2**22
+"""Elements of a long message, if the model is as large: what DDP merges and what plans
+merge is often as long, and the longer a message, the more it pushes out of caches."""
+
+TRANSFER_S = 0.2
+"""On slow links a long message is one that takes no longer than this."""
 
 CODEC_NUMEL = 2**20
 """Elements of what is passed over; more than caches hold of many ranks together."""
 
-ITERATIONS = 10
-"""Iterations beside each, or more, until :data:`CALLS` calls have had the time."""
+ITERATIONS = 5
+"""Iterations of a turn beside each, or more, until :data:`CALLS` calls have had the
+time."""
 
 CALLS = 5
-"""Calls of each alone, and at least about so many beside the iterations."""
+"""Calls of a turn of each alone, and at least about so many beside the iterations."""
 
 
 def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
@@ -51,23 +58,18 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     with closing(ranks.duplicate()) as channel:
         jobs: dict[str, Job] = {"codec": codec}
         if ranks.world_size > 1:
-            transfer_numel = min(TRANSFER_NUMEL, numel)
             jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
-            jobs["transfer"] = AllReduce(channel, transfer_numel)
-        ranks.barrier()
-        alone_s = _compute_s(trial, 0.0)
-        own = {}
-        for name, job in jobs.items():
-            ranks.barrier()
-            own[name] = _beside(trial, job, alone_s, ranks.device)
+            jobs["transfer"] = _transfer(channel, min(TRANSFER_NUMEL, numel))
+        turns = in_turns(ranks, lambda _: _turn(trial, jobs, ranks))
+    own = {name: np.median([turn[name] for turn in turns], axis=0) for name in jobs}
     every_rank = ranks.gather_objects(own)
     return Contention(
         world_size=ranks.world_size,
-        **{name: rates([of[name] for of in every_rank]) for name in own},
+        **{name: rates([of[name] for of in every_rank]) for name in jobs},
     )
 
 
-def rates(measured: list[tuple[float, float]]) -> Rates:
+def rates(measured: Sequence[tuple[float, float]]) -> Rates:
     """Return the mean rates; nothing goes faster beside something else.
 
     Args:
@@ -78,6 +80,29 @@ def rates(measured: list[tuple[float, float]]) -> Rates:
     return Rates(
         compute=min(1.0, compute / together), channel=min(1.0, channel / together)
     )
+
+
+def _transfer(channel: Transport, numel: int) -> AllReduce:
+    """Return an all-reduce of ``numel`` elements, or of fewer on a slow link."""
+    while True:
+        job = AllReduce(channel, numel)
+        own_s = min(_seconds(job), _seconds(job))  # the first finds everything cold
+        if max(channel.gather_objects(own_s)) <= TRANSFER_S or numel == 1:
+            return job
+        numel //= 2
+
+
+def _turn(
+    trial: Trial, jobs: dict[str, Job], ranks: Transport
+) -> dict[str, tuple[float, float]]:
+    """Return the rates of computation and of each job beside each other."""
+    ranks.barrier()
+    alone_s = _compute_s(trial, 0.0)
+    beside = {}
+    for name, job in jobs.items():
+        ranks.barrier()
+        beside[name] = _beside(trial, job, alone_s, ranks.device)
+    return beside
 
 
 def _beside(

@@ -4,10 +4,10 @@ Beside a model a compressor finds its residuals cold, for all of the model has p
 through the caches since it touched them, and it leaves the caches cold for the rest of
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket per
-dtype holds all gradients and nothing travels, in turn with iterations in which the
-engine rests. What forward and backward take longer, over the sum of ``compress_s`` of
-all tensors, is a factor on ``compress_s``; what the communication thread takes, over
-the sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
+dtype holds all gradients and nothing travels, in turn with iterations in which it
+rests. What forward and backward take longer, over the sum of ``compress_s`` of all
+tensors, is a factor on ``compress_s``; what the communication thread takes, over the
+sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
 density stays as measured. Momentum correction passes over states as large as the model,
 whatever is compressed: what it delays backward by is shared out by elements.
 
@@ -18,7 +18,7 @@ thresholds they are measured with fit normal gradients, not the model's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -32,6 +32,7 @@ from comm_plan.plans import (
 )
 from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
+from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
@@ -39,12 +40,12 @@ from comm_plan.transports.local import LocalTransport
 
 Costs = dict[str, tuple[CompressionCost, ...]]
 
-TURNS = 2
-"""Turns under the engine, and as many while it rests."""
+Delays = Mapping[bool, tuple[float, float]]
+"""Of one method, without momentum correction and with it, as :func:`_delays` has it."""
 
-TURN = 4
-"""Iterations of a turn; medians are taken of all but the first, which finds the caches
-as those of the other kind left them."""
+BLOCK = 4
+"""Iterations of one kind after one another; medians are taken of all but the first,
+which finds the caches as those of another kind left them."""
 
 
 def in_place(
@@ -61,19 +62,35 @@ def in_place(
         workload: what was profiled.
         profile: with the costs of compressors on their own.
         transport: the ranks, which all compress at once.
-        progress: called with the number of methods done and of all.
+        progress: called with the number of turns done and of all.
     """
     trial = Trial(workload, transport.device, transport.rank, transport.world_size)
     costs = dict(profile.compression)
-    kinds = [kind for kind in costs if _works_alike_on_all(spec_class(kind))]
-    for done, kind in enumerate(kinds, start=1):
-        middle = _middle(costs[kind])
+    middles = {
+        kind: _middle(costs[kind])
+        for kind in costs
+        if _works_alike_on_all(spec_class(kind))
+    }
+    plans: dict[tuple[str, bool], Plan] = {}
+    for kind, middle in middles.items():
         spec = spec_class(kind).at_density(middle[0].density)
-        own = _seen(trial, workload.model, profile, spec, middle, transport)
-        of_ranks = transport.gather_objects(own)
-        costs[kind] = _corrected(costs[kind], *np.mean(of_ranks, axis=0).tolist())
-        if progress is not None:
-            progress(done, len(kinds))
+        plans[kind, False] = _plan(profile, spec)
+        if any(cost.momentum_s for cost in middle) and can_be_corrected(
+            trial.optimizer
+        ):
+            plans[kind, True] = plans[kind, False].model_copy(
+                update={"momentum_correction": True}
+            )
+    if not plans:
+        return costs
+    own = _delays(trial, workload.model, list(plans.values()), transport, progress)
+    of_ranks = np.mean(transport.gather_objects(own), axis=0).tolist()
+    delays = dict(zip(plans, of_ranks, strict=True))
+    for kind, middle in middles.items():
+        seen = {m: delays[kind, m] for m in (False, True) if (kind, m) in delays}
+        dtypes = spec_class(kind).dtypes
+        numels = [t.numel for t in profile.tensors if t.dtype in dtypes]
+        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, seen))
     return costs
 
 
@@ -90,28 +107,24 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
     return sorted(alike, key=lambda cost: cost.numel)
 
 
-def _seen(
-    trial: Trial,
-    model: nn.Module,
-    profile: Profile,
-    spec: Spec,
-    costs: Sequence[CompressionCost],
-    ranks: Transport,
+def _factors(
+    numels: Sequence[int], costs: Sequence[CompressionCost], delays: Delays
 ) -> tuple[float, float, float]:
     """Return the factors on what delays backward and on what occupies the thread.
 
     And the seconds an element by which momentum correction delays backward; NaN where
     it has nothing to correct.
+
+    Args:
+        numels: of all tensors that the method takes.
+        costs: of the method at one density, by size.
+        delays: of a plan that sends these tensors by it.
     """
-    plan = _plan(profile, spec)
-    delay_s, thread_s = _delays(trial, model, plan, ranks)
-    numels = [t.numel for t in profile.tensors if t.dtype in spec.dtypes]
     sizes = [cost.numel for cost in costs]
+    delay_s, thread_s = delays[False]
     momentum_s = math.nan
-    if any(cost.momentum_s for cost in costs) and can_be_corrected(trial.optimizer):
-        corrected = plan.model_copy(update={"momentum_correction": True})
-        later_s = _delays(trial, model, corrected, ranks)[0] - delay_s
-        momentum_s = max(0.0, later_s) / sum(numels)
+    if True in delays:
+        momentum_s = max(0.0, delays[True][0] - delay_s) / sum(numels)
 
     def in_all(seconds: Sequence[float]) -> float:
         return float(np.sum(np.interp(numels, sizes, seconds)))
@@ -154,36 +167,51 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
 
 
 def _delays(
-    trial: Trial, model: nn.Module, plan: Plan, ranks: Transport
-) -> tuple[float, float]:
-    """Return how much later backward ends, and how long the thread is busy.
+    trial: Trial,
+    model: nn.Module,
+    plans: Sequence[Plan],
+    ranks: Transport,
+    progress: PassProgress | None,
+) -> list[tuple[float, float]]:
+    """Return by each plan how much later backward ends, and how long the thread works.
 
-    Later than while the engine rests, from the start of forward, which finds the caches
+    Later than while an engine rests, from the start of forward, which finds the caches
     cold too.
     """
-    resting_s: list[float] = []
-    working_s: list[float] = []
-    thread_s: list[float] = []
-    with Engine(
-        model,
-        plan,
-        LocalTransport(ranks.device),
-        find_unused_parameters=True,
-        optimizer=trial.optimizer,
-    ) as engine:
-        for _ in range(TURNS):
+
+    def engine(plan: Plan) -> Engine:
+        return Engine(
+            model,
+            plan,
+            LocalTransport(ranks.device),
+            find_unused_parameters=True,
+            optimizer=trial.optimizer,
+        )
+
+    def turn(done: int) -> list[tuple[float, float]]:
+        ranks.barrier()
+        with engine(plans[0]) as resting, resting.no_sync():
+            rest_s = _median_s([_backward_end_s(trial) for _ in range(BLOCK)])
+        delays = []
+        for plan in plans:
             ranks.barrier()
-            with engine.no_sync():
-                own_s = [_backward_end_s(trial) for _ in range(TURN)]
-            resting_s += own_s[1:]
-            ranks.barrier()
-            own_s = []
-            for _ in range(TURN):
-                own_s.append(_backward_end_s(trial))
-                thread_s.append(_thread_s(engine))
-            working_s += own_s[1:]
-    delay_s = np.median(working_s) - np.median(resting_s)
-    return float(delay_s), float(np.median(thread_s))
+            own_s, thread_s = [], []
+            with engine(plan) as working:
+                for _ in range(BLOCK):
+                    own_s.append(_backward_end_s(trial))
+                    thread_s.append(_thread_s(working))
+            delays.append((_median_s(own_s) - rest_s, _median_s(thread_s)))
+        if progress is not None:
+            progress(done + 1, max(done + 1, TURNS[0]))
+        return delays
+
+    turns = in_turns(ranks, turn)
+    return [(delay, thread) for delay, thread in np.median(turns, axis=0).tolist()]
+
+
+def _median_s(block_s: Sequence[float]) -> float:
+    """Return the median of all but the first."""
+    return float(np.median(block_s[1:]))
 
 
 def _backward_end_s(trial: Trial) -> float:

@@ -21,11 +21,15 @@ def digits():
     return workload, with_costs(profile, ["dense", "topk"], LocalTransport(), "cpu")
 
 
+def all_alike(delay_s, thread_s):
+    return lambda trial, model, plans, *_: [(delay_s, thread_s) for _ in plans]
+
+
 def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
     digits, monkeypatch
 ):
     workload, profile = digits
-    monkeypatch.setattr(module, "_delays", lambda *_: (DELAY_S, THREAD_S))
+    monkeypatch.setattr(module, "_delays", all_alike(DELAY_S, THREAD_S))
     costs = in_place(workload, profile, LocalTransport())["topk"]
     middle = [cost for cost in costs if cost.density == 0.01]
     sizes = [cost.numel for cost in middle]
@@ -38,7 +42,7 @@ def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
 
 def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
-    monkeypatch.setattr(module, "_delays", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(module, "_delays", all_alike(0.0, 0.0))
     costs = in_place(workload, profile, LocalTransport())
     assert costs["dense"] == profile.compression["dense"]
     for cost, alone in zip(costs["topk"], profile.compression["topk"], strict=True):
@@ -49,8 +53,8 @@ def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
     workload, profile = digits
     later_s = 0.75
 
-    def delays(trial, model, plan, ranks):
-        return DELAY_S + later_s * plan.momentum_correction, THREAD_S
+    def delays(trial, model, plans, ranks, progress):
+        return [(DELAY_S + later_s * p.momentum_correction, THREAD_S) for p in plans]
 
     monkeypatch.setattr(module, "_delays", delays)
     costs = in_place(workload, profile, LocalTransport())
@@ -62,13 +66,16 @@ def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
 
 def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
-    plans = []
-    monkeypatch.setattr(
-        module, "_delays", lambda *given: plans.append(given[2]) or (0.0, 0.0)
-    )
+    given = []
+
+    def delays(trial, model, plans, ranks, progress):
+        given.extend(plans)
+        return [(0.0, 0.0) for _ in plans]
+
+    monkeypatch.setattr(module, "_delays", delays)
     monkeypatch.setattr(module, "can_be_corrected", lambda optimizer: False)
     assert in_place(workload, profile, LocalTransport()) == profile.compression
-    assert not any(plan.momentum_correction for plan in plans)
+    assert not any(plan.momentum_correction for plan in given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
