@@ -3,8 +3,9 @@
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
 each solver and each method that ``auto`` may use, the plan that ``tune`` chooses, then
 all of them and stock DDP on the workload, in turns within one run. ``--rate none``
-leaves the links unlimited. Needs root on Linux. Writes a table (Markdown) and the
-figures (JSON) to ``benchmarks/results``.
+leaves the links unlimited. Needs root on Linux. Plans that are the same run
+as one and share its figures. Writes a table (Markdown) and the figures (JSON) to
+``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -105,12 +106,37 @@ def run(
                                      "--budget", arguments.tuning))  # fmt: skip
             plans[TUNED] = folder / TUNED / "plan.json"
         output = folder / "seconds.json"
-        pairs = [f"{each}={path}" for each, path in plans.items()]
+        same = same_plans({each: Plan.load(path) for each, path in plans.items()})
+        pairs = [f"{each}={plans[each]}" for each in plans if same[each] == each]
         rounds = ("--rounds", arguments.rounds, "--iterations", arguments.iterations)
         program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                          *pairs, *rounds)  # fmt: skip
         run_all(hosts, program, timeout_s=1800)
-    return plans, json.loads(output.read_text())
+    written = json.loads(output.read_text())
+    for figures in written.values():
+        figures |= {each: figures[first] for each, first in same.items()}
+    return plans, written
+
+
+def same_plans(plans: dict[str, Plan]) -> dict[str, str]:
+    """Return for each plan the name of the first that does what it does."""
+    first: dict[str, str] = {}
+    for name, plan in plans.items():
+        alike = (
+            other
+            for other in first
+            if plans[other].buckets == plan.buckets
+            and plans[other].momentum_correction == plan.momentum_correction
+        )
+        first[name] = next(alike, name)
+    return first
+
+
+def same_sentence(plans: dict[str, Plan]) -> str:
+    """Return which plans are the same."""
+    same = same_plans(plans)
+    pairs = [f"{name} is {first}" for name, first in same.items() if name != first]
+    return f"The same plans: {', '.join(pairs)}." if pairs else "All plans differ."
 
 
 def tuning_advice(path: Path) -> str | None:
@@ -167,7 +193,8 @@ def main() -> None:
         f"{units.seconds(profile.handoff_s)}; {units.nbytes(profile.nbytes)} of "
         "gradients.\n"
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
-        "an iteration's time is the mean of the ranks.",
+        "an iteration's time is the mean of the ranks.\n"
+        f"- {same_sentence(loaded)}",
     ]
     print(
         tables.save(
