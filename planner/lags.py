@@ -62,8 +62,10 @@ def solve(problem: Problem) -> Solution:
     """
     if problem.settings.literal:
         return lags_literal.solve(problem)
-    limit_s = _fastest_s(problem) * (1 + problem.settings.tolerance)
-    solution, largest = _least_bound(problem, limit_s)
+    fastest = _fastest(problem)
+    fastest_s = problem.simulate(fastest).iteration_s
+    limit_s = fastest_s * (1 + problem.settings.tolerance)
+    solution, largest = _least_bound(problem, fastest, limit_s)
     ratios = np.where(_is_sparse(problem, solution), largest, 1.0)
     for _ in range(ROUNDS):
         solution, lowered = _lowered(problem, solution, ratios, limit_s)
@@ -92,16 +94,16 @@ def blocks(problem: Problem) -> IntArray:
     return np.repeat(np.minimum(block_of_module, last), modules)
 
 
-def _fastest_s(problem: Problem) -> float:
-    """Return the iteration time of the fastest plan with ratios up to the largest."""
+def _fastest(problem: Problem) -> Solution:
+    """Return the fastest plan with ratios up to the largest."""
     dense = problem.prices.dense
     sparse = problem.prices.option(TopK(density=1 / problem.settings.max_ratio))
     known = min(
-        problem.simulate(optimal.fastest(problem.sent_by(option))).iteration_s
-        for option in (dense, sparse)
+        (optimal.fastest(problem.sent_by(option)) for option in (dense, sparse)),
+        key=lambda solution: problem.simulate(solution).iteration_s,
     )
-    better = _within(problem, problem.settings.max_ratio, known)
-    return known if better is None else problem.simulate(better).iteration_s
+    known_s = problem.simulate(known).iteration_s
+    return _within(problem, problem.settings.max_ratio, known_s) or known
 
 
 def _within(problem: Problem, bound: float, limit_s: float) -> Solution | None:
@@ -112,8 +114,13 @@ def _within(problem: Problem, bound: float, limit_s: float) -> Solution | None:
     return joint.within(problem, options, limit_s)
 
 
-def _least_bound(problem: Problem, limit_s: float) -> tuple[Solution, float]:
-    """Return a plan in time whose largest ratio is the smallest, and that ratio."""
+def _least_bound(
+    problem: Problem, fastest: Solution, limit_s: float
+) -> tuple[Solution, float]:
+    """Return a plan in time whose largest ratio is the smallest, and that ratio.
+
+    ``fastest``, whose ratios are the largest allowed, if no other is found.
+    """
     solutions: dict[float, Solution] = {}
 
     def in_time(bound: float) -> bool:
@@ -125,7 +132,7 @@ def _least_bound(problem: Problem, limit_s: float) -> tuple[Solution, float]:
     least = _smallest(in_time, problem.settings.max_ratio)
     if least not in solutions:
         in_time(least)
-    return solutions[least], least
+    return solutions.get(least, fastest), least
 
 
 def _smallest(in_time: Callable[[float], bool], largest: float) -> float:

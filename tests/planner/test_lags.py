@@ -90,7 +90,8 @@ def test_no_block_can_have_a_smaller_ratio_in_these_buckets(problem):
     """Lowering one alone breaks the time limit, or matters less than the precision."""
     solution = lags.solve(problem)
     ratios, block = ratios_of(problem, solution), lags.blocks(problem)
-    limit_s = lags._fastest_s(problem) * (1 + problem.settings.tolerance)
+    fastest = seconds(problem, lags._fastest(problem))
+    limit_s = fastest * (1 + problem.settings.tolerance)
 
     def at(chosen):
         dense, sparse = problem.prices.option(Dense()), sparse_at(problem, chosen)

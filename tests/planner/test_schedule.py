@@ -81,6 +81,15 @@ def test_after_the_computation_communication_is_as_fast_as_alone():
     assert timeline.compute_end_s == 6.0
 
 
+def test_compression_that_is_still_to_come_is_computation_too():
+    contention = _contention(transfer=(0.5, 0.5))
+    compute = Compute(np.array([1.0, 2.0]), 2.0, 0.0, contention=contention)
+    timeline = simulate(compute, np.array([1, 2]), _times([4, 0], compress=[0, 3]))
+    # 4 s of computation are left, as long as the message: both take twice as long.
+    assert timeline.finish_s[0] == 1.0 + 8.0
+    assert timeline.compute_end_s == 9.0
+
+
 def test_two_that_share_everything_take_as_long_as_one_after_the_other():
     even = (0.5, 0.5)
     contention = _contention(startup=even, transfer=even, codec=even)
