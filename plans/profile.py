@@ -112,8 +112,8 @@ class CompressionCost(Value):
     ``encode_s``: what the communication thread does before it sends.
     ``decompress_s``: decode one rank's message into the averaged gradient.
     ``another_s``: what each further rank's message adds to that; None: as much again.
-    ``momentum_s``: what momentum correction adds to ``compress_s``;
-    ``momentum_encode_s``: to ``encode_s``.
+    ``momentum_s``: what momentum correction adds to ``compress_s``, less what the
+    optimizer is spared; ``momentum_encode_s``: what it adds to ``encode_s``.
     ``density`` is 1 for compressors that send every element.
     """
 

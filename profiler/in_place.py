@@ -5,11 +5,12 @@ through the caches since it touched them, and it leaves the caches cold for the 
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket per
 dtype holds all gradients and nothing travels, in turn with iterations in which it
-rests. What forward and backward take longer, over the sum of ``compress_s`` of all
-tensors, is a factor on ``compress_s``; what the communication thread takes, over the
-sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
-density stays as measured. Momentum correction passes over states as large as the model,
-whatever is compressed: what it delays backward by is shared out by elements.
+rests. What they compute longer, over the sum of ``compress_s`` of all tensors, is a
+factor on ``compress_s``; what the communication thread takes, over the sum of
+``encode_s`` and ``decompress_s``, one on those. How costs grow with size and density
+stays as measured. Momentum correction passes over states as large as the model,
+whatever is compressed, and spares the optimizer its own momentum: what iterations take
+longer with it is shared out by elements.
 
 Methods whose work depends on the values of gradients are left as they are: the
 thresholds they are measured with fit normal gradients, not the model's.
@@ -71,26 +72,17 @@ def in_place(
         for kind in costs
         if _works_alike_on_all(spec_class(kind))
     }
-    plans: dict[tuple[str, bool], Plan] = {}
-    for kind, middle in middles.items():
-        spec = spec_class(kind).at_density(middle[0].density)
-        plans[kind, False] = _plan(profile, spec)
-        if any(cost.momentum_s for cost in middle) and can_be_corrected(
-            trial.optimizer
-        ):
-            plans[kind, True] = plans[kind, False].model_copy(
-                update={"momentum_correction": True}
-            )
+    plans = _plans(profile, middles, can_be_corrected(trial.optimizer))
     if not plans:
         return costs
-    own = _delays(trial, workload.model, list(plans.values()), transport, progress)
-    of_ranks = np.mean(transport.gather_objects(own), axis=0).tolist()
-    delays = dict(zip(plans, of_ranks, strict=True))
+    seen = _delays(trial, workload.model, list(plans.values()), transport, progress)
+    mean = np.mean(transport.gather_objects(seen), axis=0).tolist()
+    delays = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
-        seen = {m: delays[kind, m] for m in (False, True) if (kind, m) in delays}
+        own = {momentum: d for (of, momentum), d in delays.items() if of == kind}
         dtypes = spec_class(kind).dtypes
         numels = [t.numel for t in profile.tensors if t.dtype in dtypes]
-        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, seen))
+        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, own))
     return costs
 
 
@@ -112,8 +104,8 @@ def _factors(
 ) -> tuple[float, float, float]:
     """Return the factors on what delays backward and on what occupies the thread.
 
-    And the seconds an element by which momentum correction delays backward; NaN where
-    it has nothing to correct.
+    And the seconds an element by which momentum correction delays an iteration; NaN
+    where it has nothing to correct.
 
     Args:
         numels: of all tensors that the method takes.
@@ -139,6 +131,28 @@ def _factors(
 def _factor(in_place_s: float, alone_s: float) -> float:
     """Return how many times as long it takes; 1 where that cannot be said."""
     return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
+
+
+def _plans(
+    profile: Profile,
+    costs: Mapping[str, Sequence[CompressionCost]],
+    corrected: bool,
+) -> dict[tuple[str, bool], Plan]:
+    """Return a plan for each method, without momentum correction and with it.
+
+    Args:
+        profile: of the model.
+        costs: of each method at one density.
+        corrected: with it too, for the methods it matters to.
+    """
+    plans = {}
+    for kind, middle in costs.items():
+        plan = _plan(profile, spec_class(kind).at_density(middle[0].density))
+        plans[kind, False] = plan
+        if corrected and any(cost.momentum_s for cost in middle):
+            momentum = {"momentum_correction": True}
+            plans[kind, True] = plan.model_copy(update=momentum)
+    return plans
 
 
 def _plan(profile: Profile, spec: Spec) -> Plan:
@@ -173,10 +187,9 @@ def _delays(
     ranks: Transport,
     progress: PassProgress | None,
 ) -> list[tuple[float, float]]:
-    """Return by each plan how much later backward ends, and how long the thread works.
+    """Return by each plan how much longer it computes, and how long the thread works.
 
-    Later than while an engine rests, from the start of forward, which finds the caches
-    cold too.
+    Longer than while an engine rests.
     """
 
     def engine(plan: Plan) -> Engine:
@@ -191,14 +204,14 @@ def _delays(
     def turn(done: int) -> list[tuple[float, float]]:
         ranks.barrier()
         with engine(plans[0]) as resting, resting.no_sync():
-            rest_s = _median_s([_backward_end_s(trial) for _ in range(BLOCK)])
+            rest_s = _median_s([_computing_s(trial) for _ in range(BLOCK)])
         delays = []
         for plan in plans:
             ranks.barrier()
             own_s, thread_s = [], []
             with engine(plan) as working:
                 for _ in range(BLOCK):
-                    own_s.append(_backward_end_s(trial))
+                    own_s.append(_computing_s(trial))
                     thread_s.append(_thread_s(working))
             delays.append((_median_s(own_s) - rest_s, _median_s(thread_s)))
         if progress is not None:
@@ -214,10 +227,15 @@ def _median_s(block_s: Sequence[float]) -> float:
     return float(np.median(block_s[1:]))
 
 
-def _backward_end_s(trial: Trial) -> float:
-    """Run an iteration; return when its last gradient is complete and compressed."""
+def _computing_s(trial: Trial) -> float:
+    """Run an iteration; return how long it computes.
+
+    Forward, which finds the caches cold; backward until the last gradient is complete
+    and compressed; and the optimizer's step.
+    """
     timings = trial.run(1, 0)
-    return float(timings.forward_s[0] + np.nanmax(timings.ready_s))
+    backward_s = np.nanmax(timings.ready_s)
+    return float(timings.forward_s[0] + backward_s + timings.update_s[0])
 
 
 def _thread_s(engine: Engine) -> float:
