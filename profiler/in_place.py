@@ -5,9 +5,9 @@ through the caches since it touched them, and it leaves the caches cold for the 
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket per
 dtype holds all gradients and nothing travels, in turn with iterations in which it
-rests. What they compute longer, over the sum of ``compress_s`` of all tensors, is a
-factor on ``compress_s``; what the communication thread takes, over the sum of
-``encode_s`` and ``decompress_s``, one on those. How costs grow with size and density
+rests. What forward and backward take longer, over the sum of ``compress_s`` of all
+tensors, is a factor on ``compress_s``; what the communication thread takes, over the
+sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and density
 stays as measured. Momentum correction passes over states as large as the model,
 whatever is compressed, and spares the optimizer its own momentum: what iterations take
 longer with it is shared out by elements.
@@ -41,8 +41,9 @@ from comm_plan.transports.local import LocalTransport
 
 Costs = dict[str, tuple[CompressionCost, ...]]
 
-Delays = Mapping[bool, tuple[float, float]]
-"""Of one method, without momentum correction and with it, as :func:`_delays` has it."""
+Seen = tuple[float, float, float]
+"""By one plan: how much later backward ends, how long the communication thread works,
+and how long the optimizer does."""
 
 BLOCK = 4
 """Iterations of one kind after one another; medians are taken of all but the first,
@@ -75,14 +76,14 @@ def in_place(
     plans = _plans(profile, middles, can_be_corrected(trial.optimizer))
     if not plans:
         return costs
-    seen = _delays(trial, workload.model, list(plans.values()), transport, progress)
-    mean = np.mean(transport.gather_objects(seen), axis=0).tolist()
-    delays = dict(zip(plans, mean, strict=True))
+    own = _seen(trial, workload.model, list(plans.values()), transport, progress)
+    mean = np.mean(transport.gather_objects(own), axis=0).tolist()
+    by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
-        own = {momentum: d for (of, momentum), d in delays.items() if of == kind}
+        seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
         dtypes = spec_class(kind).dtypes
         numels = [t.numel for t in profile.tensors if t.dtype in dtypes]
-        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, own))
+        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, seen))
     return costs
 
 
@@ -100,7 +101,7 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
 
 
 def _factors(
-    numels: Sequence[int], costs: Sequence[CompressionCost], delays: Delays
+    numels: Sequence[int], costs: Sequence[CompressionCost], seen: Mapping[bool, Seen]
 ) -> tuple[float, float, float]:
     """Return the factors on what delays backward and on what occupies the thread.
 
@@ -110,13 +111,16 @@ def _factors(
     Args:
         numels: of all tensors that the method takes.
         costs: of the method at one density, by size.
-        delays: of a plan that sends these tensors by it.
+        seen: by a plan that sends these tensors by it, without momentum correction and
+            perhaps with it.
     """
     sizes = [cost.numel for cost in costs]
-    delay_s, thread_s = delays[False]
+    delay_s, thread_s, update_s = seen[False]
     momentum_s = math.nan
-    if True in delays:
-        momentum_s = max(0.0, delays[True][0] - delay_s) / sum(numels)
+    if True in seen:
+        later_s, _, rest_s = seen[True]
+        longer_s = later_s + rest_s - delay_s - update_s
+        momentum_s = max(0.0, longer_s) / sum(numels)
 
     def in_all(seconds: Sequence[float]) -> float:
         return float(np.sum(np.interp(numels, sizes, seconds)))
@@ -180,16 +184,17 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
     )
 
 
-def _delays(
+def _seen(
     trial: Trial,
     model: nn.Module,
     plans: Sequence[Plan],
     ranks: Transport,
     progress: PassProgress | None,
-) -> list[tuple[float, float]]:
-    """Return by each plan how much longer it computes, and how long the thread works.
+) -> list[Seen]:
+    """Return what is seen by each plan.
 
-    Longer than while an engine rests.
+    Backward ends later than while an engine rests, from the start of forward, which
+    finds the caches cold too.
     """
 
     def engine(plan: Plan) -> Engine:
@@ -201,41 +206,36 @@ def _delays(
             optimizer=trial.optimizer,
         )
 
-    def turn(done: int) -> list[tuple[float, float]]:
+    def turn(done: int) -> list[Seen]:
         ranks.barrier()
         with engine(plans[0]) as resting, resting.no_sync():
-            rest_s = _median_s([_computing_s(trial) for _ in range(BLOCK)])
-        delays = []
+            rest_s = _medians([_computed(trial) for _ in range(BLOCK)])
+        seen = []
         for plan in plans:
             ranks.barrier()
-            own_s, thread_s = [], []
             with engine(plan) as working:
-                for _ in range(BLOCK):
-                    own_s.append(_computing_s(trial))
-                    thread_s.append(_thread_s(working))
-            delays.append((_median_s(own_s) - rest_s, _median_s(thread_s)))
+                rows = [(*_computed(trial), _thread_s(working)) for _ in range(BLOCK)]
+            end_s, update_s, thread_s = _medians(rows)
+            seen.append((end_s - rest_s[0], thread_s, update_s))
         if progress is not None:
             progress(done + 1, max(done + 1, TURNS[0]))
-        return delays
+        return seen
 
     turns = in_turns(ranks, turn)
-    return [(delay, thread) for delay, thread in np.median(turns, axis=0).tolist()]
+    return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
 
 
-def _median_s(block_s: Sequence[float]) -> float:
-    """Return the median of all but the first."""
-    return float(np.median(block_s[1:]))
+def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return the medians over all iterations but the first."""
+    medians: list[float] = np.median(block[1:], axis=0).tolist()
+    return medians
 
 
-def _computing_s(trial: Trial) -> float:
-    """Run an iteration; return how long it computes.
-
-    Forward, which finds the caches cold; backward until the last gradient is complete
-    and compressed; and the optimizer's step.
-    """
+def _computed(trial: Trial) -> tuple[float, float]:
+    """Run an iteration; return when its last gradient is compressed, and the update."""
     timings = trial.run(1, 0)
     backward_s = np.nanmax(timings.ready_s)
-    return float(timings.forward_s[0] + backward_s + timings.update_s[0])
+    return float(timings.forward_s[0] + backward_s), float(timings.update_s[0])
 
 
 def _thread_s(engine: Engine) -> float:

@@ -22,14 +22,14 @@ def digits():
 
 
 def all_alike(delay_s, thread_s):
-    return lambda trial, model, plans, *_: [(delay_s, thread_s) for _ in plans]
+    return lambda trial, model, plans, *_: [(delay_s, thread_s, 0.0) for _ in plans]
 
 
 def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
     digits, monkeypatch
 ):
     workload, profile = digits
-    monkeypatch.setattr(module, "_delays", all_alike(DELAY_S, THREAD_S))
+    monkeypatch.setattr(module, "_seen", all_alike(DELAY_S, THREAD_S))
     costs = in_place(workload, profile, LocalTransport())["topk"]
     middle = [cost for cost in costs if cost.density == 0.01]
     sizes = [cost.numel for cost in middle]
@@ -42,37 +42,42 @@ def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
 
 def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
-    monkeypatch.setattr(module, "_delays", all_alike(0.0, 0.0))
+    monkeypatch.setattr(module, "_seen", all_alike(0.0, 0.0))
     costs = in_place(workload, profile, LocalTransport())
     assert costs["dense"] == profile.compression["dense"]
     for cost, alone in zip(costs["topk"], profile.compression["topk"], strict=True):
         assert cost == alone.model_copy(update={"momentum_s": 0.0})
 
 
-def test_what_momentum_delays_is_shared_out_by_elements(digits, monkeypatch):
+def test_what_momentum_takes_longer_is_shared_out_by_elements(digits, monkeypatch):
+    """Less what the optimizer is spared."""
     workload, profile = digits
-    later_s = 0.75
+    later_s, spared_s = 0.75, 0.25
 
-    def delays(trial, model, plans, ranks, progress):
-        return [(DELAY_S + later_s * p.momentum_correction, THREAD_S) for p in plans]
+    def seen(trial, model, plans, ranks, progress):
+        corrected = [plan.momentum_correction for plan in plans]
+        return [
+            (DELAY_S + later_s * c, THREAD_S, 2.0 - spared_s * c) for c in corrected
+        ]
 
-    monkeypatch.setattr(module, "_delays", delays)
+    monkeypatch.setattr(module, "_seen", seen)
     costs = in_place(workload, profile, LocalTransport())
     assert all(cost.momentum_s == 0 for cost in costs["dense"])
     numel = sum(tensor.numel for tensor in profile.tensors)
     for cost in costs["topk"]:
-        assert cost.momentum_s == pytest.approx(later_s * cost.numel / numel)
+        share = cost.numel / numel
+        assert cost.momentum_s == pytest.approx((later_s - spared_s) * share)
 
 
 def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     given = []
 
-    def delays(trial, model, plans, ranks, progress):
+    def seen(trial, model, plans, ranks, progress):
         given.extend(plans)
-        return [(0.0, 0.0) for _ in plans]
+        return [(0.0, 0.0, 0.0) for _ in plans]
 
-    monkeypatch.setattr(module, "_delays", delays)
+    monkeypatch.setattr(module, "_seen", seen)
     monkeypatch.setattr(module, "can_be_corrected", lambda optimizer: False)
     assert in_place(workload, profile, LocalTransport()) == profile.compression
     assert not any(plan.momentum_correction for plan in given)
