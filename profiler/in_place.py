@@ -7,8 +7,8 @@ the workload's own iterations run under an engine of one rank, in which one buck
 dtype holds all gradients and nothing travels, in turn with iterations in which it
 rests. What forward and backward take longer, over the sum of ``compress_s`` of all
 tensors, is a factor on ``compress_s``; what the communication thread takes, over the
-sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and density
-stays as measured. Momentum correction passes over states as large as the model,
+sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
+density stays as measured. Momentum correction passes over states as large as the model,
 whatever is compressed, and spares the optimizer its own momentum: what iterations take
 longer with it is shared out by elements.
 
