@@ -35,7 +35,7 @@ else:
         try:
             connection = socket.create_connection(meet)
             break
-        except ConnectionRefusedError:
+        except OSError:  # nobody listens yet, or the link is not up yet
             time.sleep(0.05)  # attempts are traffic too
     with connection:
         connection.sendall(bytes(nbytes))
