@@ -33,7 +33,7 @@ def run_verb(*arguments: object, folder: Path | None = None) -> None:
 
 
 def hosts_parser(
-    doc: str | None, rounds: int, budget_s: float
+    doc: str | None, rounds: int, budget_s: float, iterations: int = 4
 ) -> argparse.ArgumentParser:
     """Return the options that benchmarks of plans on emulated hosts share.
 
@@ -41,13 +41,16 @@ def hosts_parser(
         doc: of the benchmark; its first line describes it.
         rounds: how often the variants take turns unless asked otherwise.
         budget_s: seconds of the network sweep unless asked otherwise.
+        iterations: of a variant's turn unless asked otherwise.
     """
     description = (doc or "").splitlines()[0]
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rate", default="1gbit", help="of each link")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--iterations", type=int, default=4, help="of each round")
+    parser.add_argument(
+        "--iterations", type=int, default=iterations, help="of each turn"
+    )
     parser.add_argument("--budget", type=float, default=budget_s, help="of the sweep")
     return parser
 

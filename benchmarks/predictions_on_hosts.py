@@ -2,9 +2,10 @@
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
 each solver and each method that ``auto`` may use, the plan that ``tune`` chooses, then
-all of them and stock DDP on the workload, in turns within one run. ``--rate none``
-leaves the links unlimited. Needs root on Linux. Plans that are the same run
-as one and share its figures. Writes a table (Markdown) and the figures (JSON) to
+all of them and stock DDP on the workload, in turns within one run. Afterwards the
+computation is profiled once more: what changed is the machine's, no prediction's.
+``--rate none`` leaves the links unlimited. Needs root on Linux. Plans that are the same
+run as one and share its figures. Writes a table (Markdown) and the figures (JSON) to
 ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
@@ -20,6 +21,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from comm_plan import units
 from comm_plan.benchmarks import profiles, tables
@@ -44,6 +47,7 @@ COLLECTIVES = "allreduce,allgather,gtopk"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 TUNED = "tuned"
+RESAMPLED = 10_000
 
 
 def workload(name: str, folder: Path) -> str:
@@ -111,7 +115,9 @@ def run(
         rounds = ("--rounds", arguments.rounds, "--iterations", arguments.iterations)
         program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                          *pairs, *rounds)  # fmt: skip
-        run_all(hosts, program, timeout_s=1800)
+        run_all(hosts, program, timeout_s=3600)
+        profiling = ("-o", folder / "afterwards.json", "--compressors", "dense")
+        run_all(hosts, comm_plan("profile", name, *profiling))
     written = json.loads(output.read_text())
     for figures in written.values():
         figures |= {each: figures[first] for each, first in same.items()}
@@ -139,31 +145,57 @@ def same_sentence(plans: dict[str, Plan]) -> str:
     return f"The same plans: {', '.join(pairs)}." if pairs else "All plans differ."
 
 
+def drift_sentence(before: Profile, afterwards: Profile) -> str:
+    """Return what the same computation took before the rounds, and after them."""
+    first_s, second_s = (
+        each.forward_s + each.backward_s for each in (before, afterwards)
+    )
+    return (
+        f"Forward and backward took {units.seconds(first_s)} before the rounds, "
+        f"{units.seconds(second_s)} after them: {second_s / first_s - 1:+.1%}."
+    )
+
+
 def tuning_advice(path: Path) -> str | None:
     """Return what the tuning said whose document is at ``path``, if there is one."""
     return Tuning.load(path).advice if path.exists() else None
 
 
-def tuned_sentence(rows: list[tables.Line], advice: str | None) -> str:
+def tuned_sentence(
+    rows: list[tables.Line], times: dict[str, list[float]], advice: str | None
+) -> str:
     """Return how the tuned plan compares with the best of all, "" without a tuning."""
     if advice is None:
         return ""
     best = rows[0]
     tuned_s = next(row.measured_s for row in rows if row.name == TUNED)
+    low, high = ratio_between(times[TUNED], times[best.name])
     return (
         f"- The tuned plan takes {tuned_s / best.measured_s - 1:.1%} longer than the "
-        f"fastest of all, {best.name}. `tune` said: {advice}.\n"
+        f"fastest of all, {best.name} (95 % of resampled iterations: {low - 1:+.1%} to "
+        f"{high - 1:+.1%}). `tune` said: {advice}.\n"
     )
+
+
+def ratio_between(times: list[float], others: list[float]) -> tuple[float, float]:
+    """Return between what the medians' ratio lies in 95 % of bootstrapped samples."""
+    draws = np.random.default_rng(0)
+    medians = (
+        np.median(draws.choice(each, (RESAMPLED, len(each))), axis=1)
+        for each in (times, others)
+    )
+    low, high = np.percentile(np.divide(*medians), (2.5, 97.5)).tolist()
+    return low, high
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = hosts_parser(__doc__, rounds=2, budget_s=40)
+    parser = hosts_parser(__doc__, rounds=2, iterations=8, budget_s=40)
     parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
     parser.add_argument(
         "--network-hosts", type=int, help="extrapolate a network of so many hosts"
     )
-    parser.add_argument("--tuning", type=float, default=120, help="budget of tune")
+    parser.add_argument("--tuning", type=float, default=240, help="budget of tune")
     arguments = parser.parse_args()
     require_hosts()
     with tempfile.TemporaryDirectory() as temporary:
@@ -171,6 +203,7 @@ def main() -> None:
         plans, written = run(arguments, folder)
         seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
+        drift = drift_sentence(profile, Profile.load(folder / "afterwards.json"))
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
         advice = tuning_advice(folder / TUNED / "tuning.json")
@@ -186,7 +219,7 @@ def main() -> None:
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
-        f"{tuned_sentence(rows, advice)}"
+        f"{tuned_sentence(rows, seconds, advice)}"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "
@@ -194,6 +227,7 @@ def main() -> None:
         "gradients.\n"
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
         "an iteration's time is the mean of the ranks.\n"
+        f"- {drift}\n"
         f"- {same_sentence(loaded)}",
     ]
     print(

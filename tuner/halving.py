@@ -1,7 +1,7 @@
 """Successive halving: all plans in a short round, the faster half in a longer one.
 
-Within a round the plans take turns, first in one order, then in the other (A B B A),
-so that a machine that gets slower or faster meanwhile does so for all of them. The
+Within a round the plans take turns, in one order and then in the other (A B B A), so
+that a machine that gets slower or faster meanwhile does so for all of them. The
 baseline is in every round: what is said of a plan is said against it, measured at the
 same time.
 """
@@ -18,8 +18,10 @@ from comm_plan.profiler.timings import SecondsArray
 from comm_plan.tuner.trials import Block, warm_up_of
 
 ROUNDS = (6, 20, 80)
-"""Iterations of each plan in a round, half of them in each order; the budget may allow
-fewer in the last."""
+"""Iterations of each plan in a round; the budget may allow fewer in the last."""
+
+TURN = 20
+"""Iterations of a plan before it is the next one's turn, at most."""
 
 FEWEST = 4
 """A round of fewer iterations would say nothing: it is not begun."""
@@ -72,32 +74,34 @@ class Halving:
         """
         running = list(self._iteration_s)
         for iterations in wished:
-            fitting = self._fitting(running)
+            turns = 2 * math.ceil(iterations / (2 * TURN))
+            fitting = self._fitting(running, turns)
             if fitting < FEWEST:
                 return
-            half = min(iterations, fitting) // 2
-            results = self._round(running, half)
+            each = min(iterations, fitting) // turns
+            results = self._round(running, turns, each)
             if results:
                 yield results
-            if len(results) < len(running) or 2 * half < iterations:
+            if len(results) < len(running) or turns * each < iterations:
                 return
             running = self._faster_half(running)
         self.complete = True
 
-    def _fitting(self, running: Sequence[str]) -> int:
+    def _fitting(self, running: Sequence[str], turns: int) -> int:
         """Return how many iterations of each of ``running`` fit into what is left."""
-        overhead_s = 2 * sum(self._overhead_s[name] for name in running)
+        overhead_s = turns * sum(self._overhead_s[name] for name in running)
         each_s = sum(self._iteration_s[name] for name in running)
         return max(0, math.floor((self._left_s() - overhead_s) / each_s))
 
-    def _round(self, running: Sequence[str], half: int) -> dict[str, Round]:
-        """Return what was measured; no block is begun that would not fit any more."""
+    def _round(self, running: Sequence[str], turns: int, each: int) -> dict[str, Round]:
+        """Return what was measured; no turn is begun that would not fit any more."""
         seconds: dict[str, list[SecondsArray]] = {name: [] for name in running}
-        for name in (*running, *reversed(running)):
-            needed_s = self._overhead_s[name] + half * self._iteration_s[name]
+        order = (*running, *reversed(running)) * (turns // 2)
+        for name in order:
+            needed_s = self._overhead_s[name] + each * self._iteration_s[name]
             if self._left_s() < self._caution(name) * needed_s:
                 break
-            block = self._measure(name, half)
+            block = self._measure(name, each)
             seconds[name].append(block.seconds)
             self._ratios[name] = (
                 float(np.median(block.seconds)) / self._expected_s[name]

@@ -60,6 +60,7 @@ def test_plans_take_turns_in_both_orders():
     machine = Machine({BASE: 1.0, "a": 1.0, "b": 2.0})
     machine.run()
     assert machine.order[:6] == [BASE, "a", "b", "b", "a", BASE]
+    assert machine.order[-8:] == 2 * [BASE, "a", "a", BASE]
 
 
 @given(
