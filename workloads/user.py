@@ -26,7 +26,8 @@ tuple of the parts that every training script has anyway::
     tuple that begins with it.
 ``optimizer``
     An optimizer over the model's parameters, or a function that makes one from
-    ``model.parameters()``.
+    ``model.parameters()``. Of an optimizer its class and its groups' settings are
+    taken: every training begins with a new one.
 
 Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
 ``--batch-size``, ``--data`` or ``--augment`` shall work, the function takes
@@ -35,7 +36,8 @@ Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +76,7 @@ def from_parts(name: str, parts: Any) -> Workload:
     return Workload(
         name=name,
         model=model,
-        optimizer=_optimizer(name, *optimizer),
+        optimizer=_optimizer(name, model, *optimizer),
         batch_size=batch_size,
         batches=batches,
         loss=_own_loss(name) if loss is None else _loss(name, loss),
@@ -203,17 +205,46 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _optimizer(name: str, given: Any = None) -> MakeOptimizer:
+def _optimizer(name: str, model: nn.Module, given: Any = None) -> MakeOptimizer:
     if given is None:
         return lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     if isinstance(given, torch.optim.Optimizer):
-        return lambda parameters: given
+        return _like(name, model, given)
     if callable(given):
         return given  # type: ignore[no-any-return]
     raise WorkloadError(
         f"workload {name} returned {_kind(given)} as its optimizer: it must be an "
         "optimizer or a function of the parameters"
     )
+
+
+def _like(name: str, model: nn.Module, given: torch.optim.Optimizer) -> MakeOptimizer:
+    """Return what makes new optimizers of ``given``'s class, groups and settings."""
+    position = {p: index for index, p in enumerate(model.parameters())}
+    if any(p not in position for group in given.param_groups for p in group["params"]):
+        raise WorkloadError(
+            f"workload {name}: its optimizer holds a parameter that is not its model's"
+        )
+    settings = [dict(group) for group in given.param_groups]
+    held = [[position[p] for p in group.pop("params")] for group in settings]
+    known = inspect.signature(type(given)).parameters
+    defaults = {key: value for key, value in given.defaults.items() if key in known}
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        own = list(parameters)
+        groups = [
+            {**group, "params": [own[index] for index in indices]}
+            for group, indices in zip(settings, held, strict=True)
+        ]
+        try:
+            return type(given)(groups, **defaults)
+        except TypeError as error:
+            raise WorkloadError(
+                f"workload {name}: another {type(given).__name__} cannot be made "
+                f"({error}): return a function of the parameters that makes it"
+            ) from error
+
+    return make
 
 
 def _kind(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Loading a user's own workload, and what is said when that fails."""
 
+import copy
 import re
 import sys
 from types import SimpleNamespace
@@ -137,9 +138,50 @@ def test_an_optimizer_may_be_made_or_made_later():
     given = from_parts("own", (model, batches, criterion, built))
     later = from_parts("own", (model, batches, criterion, torch.optim.Adagrad))
     left = from_parts("own", (model, batches, criterion))
-    assert given.optimizer(model.parameters()) is built
+    assert isinstance(given.optimizer(model.parameters()), torch.optim.Adam)
     assert isinstance(later.optimizer(model.parameters()), torch.optim.Adagrad)
     assert isinstance(left.optimizer(model.parameters()), torch.optim.SGD)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adafactor"])
+def test_of_an_optimizer_new_ones_are_made_for_any_copy(kind):
+    """As side by side, in trials and in a run that begins again."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    groups = [
+        {"params": [model[1].bias, model[0].weight], "lr": 0.25},
+        {"params": [model[1].weight], "weight_decay": 0.5},
+    ]
+    given = getattr(torch.optim, kind)(groups, lr=0.1)
+    workload = from_parts("own", (model, [(torch.zeros(1, 2),) * 2], criterion, given))
+    other = copy.deepcopy(model)
+    made = workload.optimizer(other.parameters())
+    assert type(made) is type(given)
+    assert made is not given
+    assert made.defaults == given.defaults
+    first, second = made.param_groups
+    assert first["params"][0] is other[1].bias
+    assert first["params"][1] is other[0].weight
+    assert second["params"][0] is other[1].weight
+    for own, theirs in zip(made.param_groups, given.param_groups, strict=True):
+        assert {**own, "params": 0} == {**theirs, "params": 0}
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    parts = model, [torch.zeros(1)], criterion, torch.optim.SGD(other.parameters())
+    with pytest.raises(WorkloadError, match="not its model's"):
+        from_parts("own", parts)
+
+
+def test_an_optimizer_that_cannot_be_made_again_says_so():
+    class Own(torch.optim.SGD):
+        def __init__(self, parameters, scale):
+            super().__init__(parameters, lr=scale)
+
+    model = nn.Linear(1, 1)
+    parts = model, [torch.zeros(1)], criterion, Own(model.parameters(), 0.5)
+    with pytest.raises(WorkloadError, match="another Own cannot be made"):
+        from_parts("own", parts).optimizer(model.parameters())
 
 
 @pytest.mark.parametrize(
