@@ -372,14 +372,12 @@ def train(
             "with a plan solved again for them from these documents.",
         ),
     ] = None,
-    max_ratio: MaxRatio = 1000.0,
-    tolerance: Tolerance = 0.01,
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
     ranks = _as_planned(ranks, plan)
     _start_ranks(context, ranks)
-    from comm_plan.planner import Settings, replan
+    from comm_plan.planner import replan
     from comm_plan.plans import Network, Plan, Profile, check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
@@ -389,12 +387,11 @@ def train(
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     check_writable(output)
-    settings = Settings(max_ratio=max_ratio, tolerance=tolerance)
     chosen = given = Plan.load(plan)
     here = place()
     if elastic is not None and here.world_size != given.world_size:
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
-        chosen = replan(given, *documents, here.world_size, settings)
+        chosen = replan(given, *documents, here.world_size)
         if here.rank == 0:
             screen.say(
                 f"solved again for {here.world_size} ranks: the plan is for "
@@ -429,7 +426,7 @@ def train(
             from comm_plan import adapt as follow
 
             profile, network = map(str, adapt)
-            return closing(follow(engine, profile, network, settings))
+            return closing(follow(engine, profile, network))
 
         record = run(
             model,

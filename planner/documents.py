@@ -123,6 +123,7 @@ def to_plan(
             momentum_correction=problem.settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
             evidence=evidence.of(solution.options),
+            asked=problem.settings.asked(),
         )
 
 

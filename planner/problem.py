@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, JsonValue, TypeAdapter
 
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
@@ -21,7 +22,8 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
-from comm_plan.plans.document import MAX_RANKS
+from comm_plan.plans.document import MAX_RANKS, refused_as
+from comm_plan.plans.plan import Plan
 
 if TYPE_CHECKING:
     from comm_plan.planner.prices import Prices
@@ -36,6 +38,8 @@ MAX_RATIO = 1e9
 @dataclass(frozen=True)
 class Settings:
     """What a user may ask, beside the model and the network.
+
+    A plan keeps what was asked for (``asked``), so that it can be solved again.
 
     Attributes:
         world_size: number of ranks to plan for. None: as measured; another one is an
@@ -79,6 +83,25 @@ class Settings:
     literal: bool = False
     momentum_correction: bool = False
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    @classmethod
+    def of(cls, plan: Plan) -> Settings:
+        """Return what ``plan`` was solved with.
+
+        Raises:
+            InputError: the plan says something that cannot be asked for.
+        """
+        with refused_as("what the plan was asked for"):
+            return _as_json().validate_python(plan.asked)
+
+    def asked(self) -> dict[str, JsonValue]:
+        """Return what differs from the defaults, as a plan keeps it."""
+        written: dict[str, JsonValue] = _as_json().dump_python(
+            self, mode="json", exclude_defaults=True
+        )
+        return written
+
     def __post_init__(self) -> None:
         """Refuse what means nothing.
 
@@ -117,6 +140,11 @@ class Settings:
         if self.allow is not None:
             return self.max_ratio if method in self.allow else 1.0
         return evidence.largest_ratio(method, self.accuracy, self.max_ratio)
+
+
+@cache
+def _as_json() -> TypeAdapter[Settings]:
+    return TypeAdapter(Settings)
 
 
 @dataclass(frozen=True)

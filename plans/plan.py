@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 from typing_extensions import Self
 
 from comm_plan.plans.compression import CompressorSpec, Dense
@@ -78,6 +78,8 @@ class Plan(Document):
     ``emulated_link`` is the network's that it was computed for, if it has one. With
     ``momentum_correction`` the optimizer's momentum is applied before compression.
     ``evidence`` says what is known of the accuracy under each method that it uses.
+    ``asked`` is what the solver was asked for, where that differs from the defaults:
+    fields of :class:`comm_plan.planner.Settings`.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/plan"
@@ -92,6 +94,7 @@ class Plan(Document):
     emulated_link: EmulatedLink | None = None
     momentum_correction: bool = False
     evidence: tuple[Sentence, ...] = ()
+    asked: dict[Name, JsonValue] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -19,7 +19,7 @@ import torch
 
 from comm_plan import units
 from comm_plan.errors import MismatchError
-from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.planner import Settings, replan
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction, Probe, correction
 from comm_plan.planner.predict import predict
@@ -69,7 +69,6 @@ class Adaptation:
         engine: its plan must have been solved from these documents.
         profile: of the model.
         network: of the ranks.
-        settings: what the plan was solved with.
 
     Raises:
         MismatchError: the plan is for another model than the profile.
@@ -81,20 +80,16 @@ class Adaptation:
         engine: Engine,
         profile: Profile,
         network: Network,
-        settings: Settings | None = None,
     ) -> None:
         self._engine = engine
         self._profile, self._network = profile, network
-        self._settings = replace(
-            settings or Settings(),
-            momentum_correction=engine.plan.momentum_correction,
-        )
         self._probe = torch.zeros(
             _probe_numel(profile, network, engine.transport.world_size),
             device=engine.transport.device,
         )
         self._expected_s = _predicted_s(self._predicted(profile, network))
         self._drift = Drift()
+        self._steps = 0
         self._window: list[StepSeconds] = []
         self._settling = SETTLING
         self._solver = ThreadPoolExecutor(1, thread_name_prefix="comm-plan-adapt")
@@ -107,18 +102,20 @@ class Adaptation:
         self._solver.shutdown(wait=True)
 
     def _after_step(self) -> None:
-        moments = self._engine.last_moments
-        seconds = None if moments is None else moments.seconds()
         if self._settling:
             self._settling -= 1
-        elif seconds is not None:
+            return
+        self._steps += 1
+        moments = self._engine.last_moments
+        seconds = None if moments is None else moments.seconds()
+        if seconds is not None:
             self._window.append(seconds)
-        if len(self._window) == WINDOW:
+        if self._steps == WINDOW:  # of all ranks, whatever each of them has seen
             self._end_window()
 
     def _end_window(self) -> None:
         seen = median_timing(self._window), self._time_probe()
-        self._window = []
+        self._steps, self._window = 0, []
         ranks = self._engine.transport
         every_rank = ranks.gather_objects(seen)
         proposal = None
@@ -126,7 +123,8 @@ class Adaptation:
             proposal = self._proposed()
             if proposal is None and self._solving is None:
                 timings, probes = zip(*every_rank, strict=True)
-                self._observe(of_all_ranks(timings), min(probes))
+                if None not in timings:
+                    self._observe(of_all_ranks(timings), min(probes))
         agreed: _Proposal | None = ranks.broadcast_object(proposal)
         if agreed is not None:
             self._take(agreed)
@@ -157,13 +155,23 @@ class Adaptation:
     def _propose(self, changed: Correction) -> _Proposal:
         profile = changed.profile(self._profile)
         network = changed.network(self._network)
-        problem = make_problem(profile, network, self._settings)
+        ranks = self._engine.transport.world_size
         return _Proposal(
             profile=profile,
             network=network,
             expected_s=_predicted_s(self._predicted(profile, network)),
-            plan=solve(problem, self._engine.plan.solver),
+            plan=replan(self._engine.plan, profile, network, ranks),
             reason=_reason(changed),
+        )
+
+    @property
+    def _settings(self) -> Settings:
+        """What the plan in execution costs is asked with."""
+        plan = self._engine.plan
+        return replace(
+            Settings.of(plan),
+            world_size=self._engine.transport.world_size,
+            momentum_correction=plan.momentum_correction,
         )
 
     def _predicted(self, profile: Profile, network: Network) -> Plan:
@@ -191,7 +199,7 @@ class Adaptation:
         new_s = _predicted_s(proposal.plan)
         if not self._is_worth(proposal.plan, new_s / proposal.expected_s):
             return
-        replan = Replan(
+        change = Replan(
             step=self._engine.step,
             reason=proposal.reason,
             plan_sha256=proposal.plan.sha256,
@@ -199,7 +207,7 @@ class Adaptation:
             corrected_s=proposal.expected_s,
             predicted_s=new_s,
         )
-        self._engine.swap(proposal.plan, replan)
+        self._engine.swap(proposal.plan, change)
         self._expected_s = new_s
         self._settling = SETTLING
 
@@ -246,7 +254,6 @@ def adapt(
     engine: Engine,
     profile: Profile | str,
     network: Network | str,
-    settings: Settings | None = None,
 ) -> Adaptation:
     """Let the plan of ``engine`` follow the network from now on.
 
@@ -259,7 +266,6 @@ def adapt(
         engine: its plan must have been solved from these documents.
         profile: of the model, or its path.
         network: of the ranks, or its path.
-        settings: what the plan was solved with; None: the defaults.
 
     Raises:
         DocumentError: a document cannot be read.
@@ -281,4 +287,4 @@ def adapt(
                 f"the plan was solved from another {document.SCHEMA.split('/')[1]}: "
                 "give the one that it was solved from, or solve again"
             )
-    return Adaptation(engine, profile, network, settings)
+    return Adaptation(engine, profile, network)

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from comm_plan.plans import (
     Tuning,
 )
 from comm_plan.plans.tuning import Objective
+from comm_plan.runtime import randomness
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
@@ -150,10 +152,9 @@ def tune(
         CollectiveError: a collective failed.
     """
     started_s = time.perf_counter()
-    options = replace(options, settings=_with_momentum(options.settings, workload))
-    profile = options.profile or profiled(
-        workload, transport, options.budget_s, options.progress
-    )
+    settings = _for_these(workload, transport, options.settings)
+    options = replace(options, settings=settings)
+    profile = options.profile or _profiled(workload, transport, options)
     network = options.network or swept(
         transport, profile.nbytes, options.budget_s, options.progress
     )
@@ -176,10 +177,30 @@ def tune(
     return result
 
 
-def _with_momentum(settings: Settings, workload: Workload) -> Settings:
-    """Return ``settings`` with momentum correction, if the workload's SGD has any."""
+def _for_these(
+    workload: Workload, transport: Transport, settings: Settings
+) -> Settings:
+    """Return ``settings`` for so many ranks, and for the workload's optimizer.
+
+    Momentum is corrected if it is SGD's.
+    """
     optimizer = workload.optimizer(workload.model.parameters())
-    return replace(settings, momentum_correction=can_be_corrected(optimizer))
+    return replace(
+        settings,
+        world_size=transport.world_size,
+        momentum_correction=can_be_corrected(optimizer),
+    )
+
+
+def _profiled(workload: Workload, transport: Transport, options: Options) -> Profile:
+    """Return the profile of ``workload``, taken from a copy of its model.
+
+    Raises:
+        InputError: the budget does not suffice for it.
+    """
+    apart = replace(workload, model=deepcopy(workload.model))
+    with randomness.kept():
+        return profiled(apart, transport, options.budget_s, options.progress)
 
 
 class _Session:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from comm_plan.collectives.emulation import emulate
 from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.planner.correction import Correction
+from comm_plan.planner.predict import predict
 from comm_plan.plans import EmulatedLink
 from comm_plan.profiler import compression_costs
+from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
@@ -69,7 +74,7 @@ def run(links, steps=60):
         plan = solve(make_problem(PROFILE, measured, SETTINGS), "auto")
         model = Replay(PROFILE)
         engine = Engine(model, plan, emulated)
-        adaptation = Adaptation(engine, PROFILE, measured, SETTINGS)
+        adaptation = Adaptation(engine, PROFILE, measured)
         sent = [sent_share(plan)]
         for before, link in itertools.pairwise([links[0], *links]):
             if link != before:
@@ -122,3 +127,49 @@ def test_nothing_changes_where_nothing_does():
         assert run([SLOW])[1] == []
 
     undisturbed(check)
+
+
+def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
+    """As one whose backward failed and was given up."""
+
+    def rank(transport):
+        plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal")
+        timing = predict(plan, PROFILE, network(FAST)).predicted.timing
+        row = [timing.backward_start_s, timing.compute_end_s]
+        for moment in ("ready_s", "start_s", "finish_s"):
+            row += [getattr(bucket, moment) for bucket in timing.buckets]
+        seen = SimpleNamespace(seconds=lambda: np.array(row))
+        missed = SimpleNamespace(seconds=lambda: None)
+        engine = SimpleNamespace(plan=plan, transport=transport, step=0)
+        adaptation = Adaptation(engine, PROFILE, network(FAST))
+        for step in range(3 * WINDOW):
+            none = transport.rank == 1 and step % 5 == 3
+            engine.last_moments = missed if none else seen
+            adaptation._after_step()
+            transport.barrier()  # a bucket of the next step
+        adaptation.close()
+
+    run_ranks(RANKS, rank)
+
+
+def test_what_is_expected_is_for_the_ranks_that_train():
+    """A plan for three ranks from what was measured on more."""
+    many = network(FAST).model_copy(update={"world_size": 8})
+    settings = Settings(world_size=RANKS)
+    plan = solve(make_problem(PROFILE, many, settings), "optimal")
+
+    def rank(transport):
+        engine = Engine(Replay(PROFILE), plan, transport)
+        adaptation = Adaptation(engine, PROFILE, many)
+        proposal = adaptation._propose(
+            Correction(1.0, 1.0, latency=1.0, per_byte=1.0, channel=1.0, probe=1.0)
+        )
+        adaptation.close()
+        engine.close()
+        return adaptation._expected_s, proposal.expected_s, proposal.plan
+
+    for expected_s, again_s, proposed in run_ranks(RANKS, rank):
+        assert expected_s == pytest.approx(plan.predicted.iteration_s)
+        assert again_s == pytest.approx(expected_s)
+        assert proposed.world_size == RANKS
+        assert proposed.buckets == plan.buckets

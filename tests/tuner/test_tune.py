@@ -19,6 +19,7 @@ from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
+from comm_plan.tuner import tune as module
 from comm_plan.tuner.trials import Trials
 from comm_plan.tuner.tune import Options, file_of, tune
 
@@ -128,6 +129,35 @@ def test_the_folder_holds_the_plans_and_the_evidence(tmp_path):
     next_profile = Profile.load(tmp_path / "next-profile.json")
     next_network = Network.load(tmp_path / "next-network.json")
     solve(make_problem(next_profile, next_network, Settings()), "optimal")
+
+
+def test_a_network_of_more_ranks_is_carried_to_these(tmp_path):
+    tuning, _ = tuned(tmp_path, network=network(4))
+    assert tuning.world_size == 2
+    assert all(Plan.load(tmp_path / t.plan).world_size == 2 for t in tuning.trials)
+
+
+def test_profiling_leaves_no_trace(monkeypatch):
+    measured = profiled(workload(net(), 1))
+
+    def training_profile(training, *_):
+        with torch.no_grad():
+            for parameter in training.model.parameters():
+                parameter += torch.rand_like(parameter)
+        return measured
+
+    monkeypatch.setattr(module, "profiled", training_profile)
+    model = net()
+    before = state_of(model)
+    state_of(model)
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    tune(
+        workload(model, 1), LocalTransport(), Options(network=network(), budget_s=60.0)
+    )
+    after = fingerprint(model)
+    for was, now in zip(before[0], after[0], strict=True):
+        assert torch.equal(was, now)
+    assert before[1:] == after[1:]
 
 
 def test_the_best_so_far_is_kept_after_every_round(tmp_path):
