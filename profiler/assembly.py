@@ -124,7 +124,7 @@ def in_ready_order(
         if not np.isnan(column).all()
     }
     order = list(dict.fromkeys(timings.orders[0]))
-    if len(set(timings.orders)) > 1:
+    if len(set(timings.orders)) > 1 or set(order) != set(median_s):
         order = sorted(median_s, key=lambda index: median_s[index])
     unused = [index for index in range(len(columns)) if index not in median_s]
     times = [median_s[index] for index in order] + [backward_s] * len(unused)

@@ -3,9 +3,9 @@
 Beside a model a compressor finds its residuals cold, for all of the model has passed
 through the caches since it touched them, and it leaves the caches cold for the rest of
 backward and the next forward. Buckets that are measured on their own show neither. So
-the workload's own iterations run under an engine of one rank, in which one bucket per
-dtype holds all gradients and nothing travels, in turn with iterations in which it
-rests. What forward and backward take longer, over the sum of ``compress_s`` of all
+the workload's own iterations run under an engine of one rank, in which one bucket holds
+all gradients that a method takes and nothing travels, in turn with iterations in which
+it rests. What forward and backward take longer, over the sum of ``compress_s`` of all
 tensors, is a factor on ``compress_s``; what the communication thread takes, over the
 sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
 density stays as measured. Momentum correction passes over states as large as the model,
@@ -30,8 +30,10 @@ from comm_plan.plans import (
     Plan,
     PlannedModel,
     Profile,
+    TensorTiming,
 )
-from comm_plan.plans.compression import Spec, spec_class
+from comm_plan.plans.compression import Dense, Spec, spec_class
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.runtime.engine import Engine
@@ -71,7 +73,7 @@ def in_place(
     middles = {
         kind: _middle(costs[kind])
         for kind in costs
-        if _works_alike_on_all(spec_class(kind))
+        if _works_alike_on_all(spec_class(kind)) and _taken(profile, spec_class(kind))
     }
     plans = _plans(profile, middles, can_be_corrected(trial.optimizer))
     if not plans:
@@ -81,8 +83,8 @@ def in_place(
     by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
         seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
-        dtypes = spec_class(kind).dtypes
-        numels = [t.numel for t in profile.tensors if t.dtype in dtypes]
+        taken = _taken(profile, spec_class(kind))
+        numels = [tensor.numel for tensor in taken]
         costs[kind] = _corrected(costs[kind], *_factors(numels, middle, seen))
     return costs
 
@@ -159,11 +161,25 @@ def _plans(
     return plans
 
 
+def _taken(profile: Profile, spec: type[Spec]) -> list[TensorTiming]:
+    """Return the tensors that ``spec`` takes."""
+    return [t for t in profile.tensors if t.rows is None and t.dtype in spec.dtypes]
+
+
 def _plan(profile: Profile, spec: Spec) -> Plan:
-    """Return a bucket of all tensors that ``spec`` takes, and one per other dtype."""
-    names: dict[str, list[str]] = {}
+    """Return a bucket of all tensors that ``spec`` takes, and others for the rest.
+
+    One for each other dtype, and one for each sparse gradient.
+    """
+    taken = {tensor.name for tensor in _taken(profile, type(spec))}
+    members: dict[tuple[str, Spec], list[str]] = {}
     for tensor in profile.tensors:
-        names.setdefault(tensor.dtype, []).append(tensor.name)
+        name, how = tensor.name, (tensor.dtype, Dense())
+        if tensor.rows is not None:
+            how = name, Rows()
+        elif name in taken:
+            how = tensor.dtype, spec
+        members.setdefault(how, []).append(name)
     return Plan(
         solver="single",
         model=PlannedModel(
@@ -173,13 +189,11 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
         backend=LocalTransport.backend,
         buckets=tuple(
             Bucket(
-                tensors=tuple(members),
-                compressor=spec,
-                collective=spec.default_collective(),
+                tensors=tuple(names),
+                compressor=own,
+                collective=own.default_collective(),
             )
-            if dtype in spec.dtypes
-            else Bucket(tensors=tuple(members))
-            for dtype, members in names.items()
+            for (_, own), names in members.items()
         ),
     )
 

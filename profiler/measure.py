@@ -74,7 +74,7 @@ def measure(
         )
     target = usable_device(device)
     check_parameters(workload.name, trainable(workload.model))
-    ranks = LocalTransport() if transport is None else transport
+    ranks = LocalTransport(target) if transport is None else transport
     check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
     numel = sum(p.numel() for p in trainable(workload.model).values())
     with closing(Rendezvous(ranks, numel)) as rendezvous:

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler import in_place as module
@@ -10,6 +12,7 @@ from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.whole import with_costs
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
+from comm_plan.workloads.user import from_parts
 
 DELAY_S, THREAD_S = 0.25, 0.5
 
@@ -105,3 +108,19 @@ def test_the_model_is_left_without_an_engine(digits):
     workload, profile = digits
     in_place(workload, profile, LocalTransport())
     assert not any(p._post_accumulate_grad_hooks for p in workload.model.parameters())
+
+
+@pytest.mark.parametrize("dense_too", [False, True])
+def test_sparse_gradients_are_left_as_they_are(dense_too):
+    parts = [nn.EmbeddingBag(50, 4, sparse=True), *[nn.Linear(4, 3)] * dense_too]
+    model = nn.Sequential(*parts)
+    batch = torch.arange(32).reshape(8, 4)
+    training = from_parts(
+        "bag",
+        (model, [(batch, torch.zeros(8))] * 4, lambda out, _: out.square().mean()),
+    )
+    profile = measure(training, iterations=20)
+    assert profile.tensors[-1].rows
+    alone = with_costs(profile, ["fp16"], LocalTransport(), "cpu")
+    costs = in_place(training, alone, LocalTransport())["fp16"]
+    assert (costs == alone.compression["fp16"]) == (not dense_too)

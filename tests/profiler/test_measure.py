@@ -166,6 +166,17 @@ def test_ready_times_never_decrease_in_the_order_of_the_hooks():
     ]
 
 
+def test_a_gradient_that_only_other_ranks_have_has_its_place():
+    found = in_ready_order(
+        parameters(3), timings([(0, 1)], [[0.1, 0.3, 0.2]]), backward_s=1.0
+    )
+    assert [(t.name, t.ready_s) for t in found] == [
+        ("p0", 0.1),
+        ("p2", 0.2),
+        ("p1", 0.3),
+    ]
+
+
 @pytest.mark.parametrize(("host_s", "who"), [(1.0, "host"), (0.5, "device")])
 def test_backward_is_bound_by_who_is_busy_all_the_time(host_s, who):
     assert bound_by(timings([()], [[]], backward_s=1.0, host_s=host_s)) == who
