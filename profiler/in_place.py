@@ -174,12 +174,10 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
     taken = {tensor.name for tensor in _taken(profile, type(spec))}
     members: dict[tuple[str, Spec], list[str]] = {}
     for tensor in profile.tensors:
-        name, how = tensor.name, (tensor.dtype, Dense())
+        key, own = tensor.dtype, spec if tensor.name in taken else Dense()
         if tensor.rows is not None:
-            how = name, Rows()
-        elif name in taken:
-            how = tensor.dtype, spec
-        members.setdefault(how, []).append(name)
+            key, own = tensor.name, Rows()
+        members.setdefault((key, own), []).append(tensor.name)
     return Plan(
         solver="single",
         model=PlannedModel(
