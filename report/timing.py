@@ -15,7 +15,11 @@ from comm_plan.report.timeline import Span, Timeline
 
 
 def timed(
-    title: str, timing: Timing, iteration_s: float, details: Sequence[str] = ()
+    title: str,
+    timing: Timing,
+    iteration_s: float,
+    details: Sequence[str] = (),
+    exposed_s: float | None = None,
 ) -> Timeline:
     """Return one iteration as spans.
 
@@ -25,15 +29,19 @@ def timed(
         iteration_s: how long the iteration takes; what is left at its end is the
             update.
         details: what to say of each bucket, in launch order.
+        exposed_s: what free communication would save; None: it is not known, and how
+            long the last bucket takes after all computation stands for it.
     """
     spans = (*_backward(timing), *_communication(timing, details))
     end_s = max(span.end_s for span in spans)
     if iteration_s > end_s:
         spans += (Span("update", "update", end_s, iteration_s),)
-    return Timeline(title, spans, iteration_s, exposed_s(timing))
+    if exposed_s is None:
+        exposed_s = after_compute_s(timing)
+    return Timeline(title, spans, iteration_s, exposed_s)
 
 
-def exposed_s(timing: Timing) -> float:
+def after_compute_s(timing: Timing) -> float:
     """Return how long the last bucket takes after all computation but the update."""
     finish_s = max((bucket.finish_s for bucket in timing.buckets), default=0.0)
     return max(0.0, finish_s - timing.compute_end_s)

@@ -62,8 +62,9 @@ def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
     """
     if plan.world_size != world_size:
         raise MismatchError(
-            f"plan has world_size {plan.world_size}, this run has {world_size}: solve "
-            f"again with --world-size {world_size}"
+            f"the plan is for {plan.world_size} ranks, this run has {world_size}: "
+            f"start {plan.world_size} (torchrun, mpirun, train --local-ranks), or "
+            f"solve with --world-size {world_size}"
         )
     parameters = trainable(model)
     _check_names(plan, parameters)

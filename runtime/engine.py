@@ -496,7 +496,8 @@ class Engine(Joinable):
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
-                "pass find_unused_parameters=True if that is meant"
+                "if that is meant, pass find_unused_parameters=True (train: "
+                "--find-unused-parameters)"
             )
 
     def _finish_step(self) -> None:

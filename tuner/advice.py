@@ -49,9 +49,11 @@ def by_time(trials: Sequence[Trial], winner: Trial) -> str:
     if winner.lossless:
         text = f"use {winner.name}: {gain}, exactly dense"
         if winner is baseline:
-            text = "keep DDP's buckets: no plan that was tried is faster"
+            text = (
+                f"keep DDP's buckets: no plan is faster by {units.percent(INDIFFERENT)}"
+            )
         if not lossy:
-            return f"{text}; no lossy plan was worth trying"
+            return f"{text}; no lossy plan was tried"
         best = min(lossy, key=_s)
         return f"{text}; do not compress: {best.name} {_compared(best, winner)}"
     dense = min((t for t in measured if t.lossless), key=_s)
@@ -83,7 +85,7 @@ def by_loss(
         merged = "merging alone gains nothing"
     runs = "1 seed" if seeds == 1 else f"median of {seeds} seeds"
     if not speed_ups:
-        return control, f"no lossy plan was worth trying; {merged}"
+        return control, f"no lossy plan was worth judging; {merged}"
     most = max(speed_ups.values())
     name, best = [item for item in speed_ups.items() if item[1] >= NEARLY * most][-1]
     if best > 1 + INDIFFERENT:

@@ -18,7 +18,10 @@ from comm_plan.workloads.base import Workload
 Progress = Callable[[int, int | None, str], None]
 
 PROFILE_SHARE = 0.4
-"""Profiling may take this share of the budget."""
+"""Profiling may take this share of the budget, as far as that is known beforehand."""
+
+PROFILE_LIMIT = 0.7
+"""It is given up where it takes this share."""
 
 NETWORK_SHARE = 0.2
 """The sweep over the network is asked for this share of the budget."""
@@ -36,12 +39,19 @@ def profiled(
 
     def watch(done: int, total: int, what: str) -> None:
         progress(done, total, what)
-        needed_s = (time.perf_counter() - started_s) / done * total
+        so_far_s = time.perf_counter() - started_s
+        needed_s = so_far_s / done * total
         too_long = needed_s > PROFILE_SHARE * budget_s
         if what == ITERATIONS and done == 3 and too_long:
             raise InputError(
                 f"--budget {budget_s:g}: {total} iterations to profile take about "
                 f"{needed_s:.0f} s: give {needed_s / PROFILE_SHARE:.0f} or more, or "
+                "--profile FILE"
+            )
+        if so_far_s > PROFILE_LIMIT * budget_s:
+            raise InputError(
+                f"--budget {budget_s:g}: profiling alone has taken {so_far_s:.0f} s "
+                f"and is at {what}: give {so_far_s / PROFILE_SHARE:.0f} or more, or "
                 "--profile FILE"
             )
 

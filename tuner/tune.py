@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from comm_plan.errors import InputError
 from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction, correction
 from comm_plan.plans import (
@@ -148,10 +149,16 @@ def tune(
         The same on all ranks.
 
     Raises:
-        InputError: the budget does not suffice, or a cost is missing.
+        InputError: there is one rank only, the budget does not suffice, or a cost is
+            missing.
         CollectiveError: a collective failed.
     """
     started_s = time.perf_counter()
+    if transport.world_size == 1:
+        raise InputError(
+            "one rank has nothing to communicate, and tune nothing to try: start more "
+            "(torchrun, mpirun, --local-ranks)"
+        )
     settings = _for_these(workload, transport, options.settings)
     options = replace(options, settings=settings)
     profile = options.profile or _profiled(workload, transport, options)
@@ -294,7 +301,10 @@ class _Session:
         else:
             best = min(trials, key=lambda trial: trial.predicted_s)
             winner = best.name
-            text = f"--budget ended before any trial: {winner} is predicted best"
+            text = (
+                f"--budget ended before any trial, nothing was measured: {winner} is "
+                "predicted best"
+            )
         took_s = time.perf_counter() - self._started_s
         tuning = Tuning(
             workload=self._workload.name,

@@ -160,8 +160,8 @@ def _check_options(
         given = ", ".join(options) or "no options"
         taken = ", ".join(signature.parameters) or "none"
         raise WorkloadError(
-            f"workload {name} cannot be made with {given} ({error}): its options are "
-            f"{taken}"
+            f"workload {name} cannot be made with {given} ({error}): its function "
+            f"takes {taken}"
         ) from None
 
 

@@ -165,7 +165,10 @@ def _loss(name: str, criterion: Any) -> Loss:
 
 def _own_loss(name: str) -> Loss:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        returned = _outputs(model, _moved(batch, device_of(model)))
+        inputs = _moved(batch, device_of(model))
+        if isinstance(inputs, (tuple, list)):
+            _check_arguments(name, model, inputs)
+        returned = _outputs(model, inputs)
         value = _loss_in(returned)
         if not isinstance(value, torch.Tensor) or value.ndim:
             raise WorkloadError(
@@ -175,6 +178,16 @@ def _own_loss(name: str) -> Loss:
         return value
 
     return loss
+
+
+def _check_arguments(name: str, model: nn.Module, inputs: Sequence[Any]) -> None:
+    try:
+        inspect.signature(model.forward).bind(*inputs)
+    except TypeError as error:
+        raise WorkloadError(
+            f"workload {name} returned no loss, and its model does not take a batch of "
+            f"{len(inputs)} ({error}): return (model, data, loss)"
+        ) from None
 
 
 def _loss_in(returned: Any) -> Any:

@@ -64,7 +64,13 @@ def _timings(given: Given) -> Iterator[Timeline]:
         if predicted is not None and predicted.timing is not None:
             details = _details(given, shown)
             title = f"{shown.name}: predicted"
-            yield timed(title, predicted.timing, predicted.iteration_s, details)
+            yield timed(
+                title,
+                predicted.timing,
+                predicted.iteration_s,
+                details,
+                predicted.exposed_s,
+            )
         for run in given.runs:
             if run.plan is shown:
                 yield from _measured(run, _details(given, shown))

@@ -31,7 +31,7 @@ def remarks(given: Given) -> Iterator[str]:
     if subject and subject.run and given.tuning:
         yield f"Of the runs: {_held_against(subject)}."
     elif subject and subject.run and given.forecast:
-        yield f"{_predicted(given.forecast).capitalize()}."
+        yield f"It was {_predicted(given.forecast)}."
     if subject is not None:
         yield from _noise(subject)
     for shown in given.plans:
@@ -84,8 +84,8 @@ def _gain(subject: Subject) -> str:
         own_s = subject.measured_s or subject.predicted_s or 0.0
         how = "measured" if subject.measured_s else "predicted"
         return (
-            f"{subject.name} takes {units.seconds(own_s)} an iteration, {how}; there "
-            f"is no {TODAY} to hold it against"
+            f"{subject.name} takes {units.seconds(own_s)} an iteration, {how}; give a "
+            f"plan of solver {TODAY} as well to see what it gains"
         )
     baseline = f"{subject.baseline} ({units.seconds(subject.baseline_s)}, {how})"
     gain = 1 - 1 / subject.speedup

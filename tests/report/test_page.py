@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from comm_plan.planner import Settings, make_problem, summarise
+from comm_plan import units
 from comm_plan.plans import Bucket, EmulatedLink, Replan, TopK
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
@@ -147,7 +148,8 @@ def test_names_are_text_wherever_they_stand():
 def test_predicted_stands_above_measured():
     text = page("run", "plan").text
     assert text.index("optimal: predicted") < text.index("optimal: measured")
-    assert "37.5 ms an iteration, 1.50 ms exposed" in text
+    exposed = units.seconds(PLAN.predicted.exposed_s)
+    assert f"37.5 ms an iteration, {exposed} exposed" in text
     assert "44.0 ms an iteration, 7.50 ms exposed" in text
 
 

@@ -67,7 +67,7 @@ def test_runs_whose_iterations_overlap_are_remarked(last_s, overlap):
 
 def test_a_run_alone_is_held_against_its_prediction_only():
     text = said(build.run(OPTIMAL, [0.05] * 3))
-    assert "there is no threshold to hold it against" in text
+    assert "give a plan of solver threshold as well" in text
     assert "1.25x the predicted 40.0 ms" in text
 
 

@@ -105,7 +105,7 @@ def test_a_curve_is_the_running_mean():
         ({"lags": 1.5}, "lags", "compress with lags"),
         ({"lags": 1.01}, "optimal", "do not compress"),
         ({"lags": 0.0}, "optimal", "no lossy plan got to the dense plan's loss"),
-        ({}, "optimal", "no lossy plan was worth trying"),
+        ({}, "optimal", "no lossy plan was worth judging"),
     ],
 )
 def test_lossy_plans_are_judged_by_loss(speed_ups, winner, words):

@@ -269,3 +269,10 @@ def test_a_model_without_any_loss_is_told_so():
     workload = from_parts("own", (Sum(), [(ONES, ONES)]))
     with pytest.raises(WorkloadError, match="returned no loss"):
         workload.loss(workload.model, (ONES, ONES))
+
+
+def test_a_pair_without_a_loss_is_refused_with_the_remedy():
+    parts = nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))]
+    workload = from_parts("own", parts)
+    with pytest.raises(WorkloadError, match=r"does not take a batch of 2 .*loss\)"):
+        workload.loss(workload.model, next(workload.batches(0, 1, 0, 0)))
