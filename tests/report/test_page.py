@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan import units
+from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.plans import Bucket, EmulatedLink, Replan, TopK
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
