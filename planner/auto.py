@@ -47,6 +47,9 @@ def solve(problem: Problem) -> Solution:
 def menu(problem: Problem) -> list[Option]:
     """Return what buckets may use by ratio, dense (always allowed) first.
 
+    A method that may leave nothing out is not there, also where it has a variant that
+    keeps everything: dense does the same for less.
+
     Raises:
         InputError: the user allows a method that is unknown or cannot be priced.
     """
@@ -55,6 +58,8 @@ def menu(problem: Problem) -> list[Option]:
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
         limit = problem.settings.ratio_limit(name)
+        if limit <= 1:
+            continue
         for spec in named.variants(limit):
             if spec.lossless or spec.ratio > limit * ROUNDING:
                 continue

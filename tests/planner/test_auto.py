@@ -58,6 +58,20 @@ def test_lossless_auto_is_optimal_merging(build):
     assert plan.predicted.iteration_s == pytest.approx(fastest)
 
 
+def test_what_may_leave_nothing_out_is_not_tried_at_density_1(build):
+    """Also where its collective starts faster than an all-reduce."""
+    free = dict.fromkeys(("topk", "spardl", "fp16"), (0.0, 0.0))
+    profile = build.profile(
+        [1e-3] * 4, [1000] * 4, compression=build.compression(**free)
+    )
+    fast, slow = build.fit((0, 1e-6, 1e-9)), build.fit((0, 5e-3, 1e-9))
+    network = build.network(2, allreduce=slow, allgather=fast, gtopk=fast, spardl=fast)
+    for asked in (Settings(accuracy="none"), Settings(max_ratio=1, allow=("gtopk",))):
+        problem = make_problem(profile, network, asked)
+        assert auto.menu(problem) == [problem.prices.dense]
+    assert planned(profile, network, "auto", accuracy="none").is_dense
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
 def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
