@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -81,7 +82,10 @@ def measured() -> tuple[Evidence, ...]:
 def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
     """Return how much ``method`` may leave out; 1: it may not be used.
 
-    What was not tried in every task there is evidence of is not known to be harmless.
+    What was not tried in every task there is evidence of is not known to be harmless,
+    nor is what went well only with remedies, which a plan does not bring along. Above
+    a ratio that was not within noise nothing counts as harmless: what went well there
+    may have been luck.
 
     Args:
         method: one of ``METHODS``.
@@ -93,12 +97,11 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
     if accuracy == "loss":
         return max_ratio
     every = {task.name for found in measured() for task in found.tasks}
+    plain = [found for found in _known(method) if not found.remedies]
     within = (
         found.ratio
-        for found in measured()
-        if found.method == method
-        and found.within_noise
-        and every == {task.name for task in found.tasks}
+        for found in takewhile(lambda found: found.within_noise, plain)
+        if every == {task.name for task in found.tasks}
     )
     return min(max_ratio, max(within, default=1.0))
 
@@ -114,19 +117,36 @@ def of(options: Iterable[Option]) -> tuple[str, ...]:
 
 
 def rests_on(method: str, ratio: float) -> str:
-    """Return in a sentence what is known of ``method`` at ``ratio``."""
-    known = [found for found in measured() if found.method == method]
+    """Return in a sentence what is known of ``method`` at ``ratio``.
+
+    The gentlest trainings that left out as much, without remedies where there are any;
+    where gentler ones lost accuracy, those too.
+    """
+    known = _known(method)
     covering = [found for found in known if found.ratio * ROUNDING >= ratio]
     if covering:
-        best = min(covering, key=lambda e: (not e.within_noise, e.ratio, e.remedies))
-        verdict = "within noise" if best.within_noise else "loses accuracy"
-        remedies = best.remedies and f", with {best.remedies}"
-        return f"{method} up to {best.ratio:.3g}x{remedies}: {_told(best)}; {verdict}"
+        nearest = min(covering, key=lambda found: bool(found.remedies))
+        told = [f"{method} up to {_verdict(nearest)}"]
+        lost = [e for e in known if not e.within_noise and e.ratio < nearest.ratio]
+        told += [f"at {_verdict(found)}" for found in lost if not found.remedies]
+        return "; but ".join(told)
     if known:
-        most = max(known, key=lambda found: found.ratio)
-        told = f"at {most.ratio:.3g}x {_told(most)}"
-        return f"{method} at {ratio:.3g}x: not measured; {told}"
+        most = known[-1]
+        told_of = f"at {most.ratio:.3g}x {_told(most)}"
+        return f"{method} at {ratio:.3g}x: not measured; {told_of}"
     return f"{method}: its accuracy was not measured"
+
+
+def _known(method: str) -> list[Evidence]:
+    """Return the evidence of ``method``, the gentlest and the worst first."""
+    known = [found for found in measured() if found.method == method]
+    return sorted(known, key=lambda e: (e.ratio, e.within_noise, e.remedies))
+
+
+def _verdict(evidence: Evidence) -> str:
+    verdict = "within noise" if evidence.within_noise else "loses accuracy"
+    remedies = evidence.remedies and f", with {evidence.remedies}"
+    return f"{evidence.ratio:.3g}x{remedies}: {_told(evidence)}; {verdict}"
 
 
 def method_name(spec: Spec, collective: str) -> str:
