@@ -123,7 +123,7 @@ def only_kind(plan: Plan, who: str, able: tuple[str, ...]) -> str:
     if beyond:
         raise InputError(
             f"{who} cannot compress by {', '.join(beyond)}: use comm_plan.parallelize, "
-            "or solve with --lossless or --compressor fp16"
+            "or solve with --solver optimal, dense or --compressor fp16"
         )
     if len(kinds) > 1:
         raise InputError(

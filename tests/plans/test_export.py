@@ -105,5 +105,7 @@ def test_what_they_cannot_do_is_refused():
     sparse = plan_for(model, 2, TopK(density=0.1), "allgather")
     with pytest.raises(InputError, match="DDP cannot compress by topk"):
         to_ddp(sparse)
+    with pytest.raises(InputError, match="--solver optimal, dense or --compressor"):
+        to_ddp(sparse)
     with pytest.raises(InputError, match="Horovod cannot compress by bf16"):
         to_horovod(plan_for(model, 2, Bf16()))
