@@ -58,12 +58,12 @@ def collective_curve(
             f"network has no cost for {collective}: benchmark it, or give its samples "
             "or fit, or those of point_to_point"
         )
-    there = COLLECTIVES[source].terms(network.world_size, algorithm)
-    if there.messages == 0:
+    if network.world_size == 1:
         raise InputError(
             f"network was measured with 1 rank and tells nothing of {world_size}: "
             "benchmark it with at least 2"
         )
+    there = COLLECTIVES[source].terms(network.world_size, algorithm)
     here = COLLECTIVES[collective].terms(world_size, algorithm)
     return carry(measured(cost), there, here)
 

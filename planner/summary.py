@@ -120,7 +120,7 @@ class Summary:
             (r for r in self.rows if r.solver == TODAY and r.forced is None), row
         )
         fastest = self.rows[0]
-        gain = 1 - row.iteration_s / today.iteration_s
+        gain = _gain(row.iteration_s, today.iteration_s)
         if row is today:
             text = "this plan: DDP's buckets"
         elif abs(gain) <= WORTHWHILE:
@@ -135,7 +135,7 @@ class Summary:
                 "DDP's buckets"
             )
         if fastest.iteration_s < row.iteration_s * (1 - WORTHWHILE):
-            less = _percent(1 - fastest.iteration_s / row.iteration_s)
+            less = _percent(_gain(fastest.iteration_s, row.iteration_s))
             text += f"; {fastest.label} takes {less} less than it"
         return text
 
@@ -272,12 +272,13 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
         key=lambda row: row.iteration_s,
     )
     if today.exposed_s <= WORTHWHILE * today.iteration_s:
+        exposed = _gain(today.iteration_s - today.exposed_s, today.iteration_s)
         return (
-            "nothing to gain: DDP's buckets leave only "
-            f"{_percent(today.exposed_s / today.iteration_s)} of the iteration exposed"
+            f"nothing to gain: DDP's buckets leave only {_percent(exposed)} of the "
+            "iteration exposed"
         )
-    gain = 1 - merged.iteration_s / today.iteration_s
-    most = 1 - planned.iteration_s / today.iteration_s
+    gain = _gain(merged.iteration_s, today.iteration_s)
+    most = _gain(planned.iteration_s, today.iteration_s)
     if most <= WORTHWHILE:
         text = (
             f"nothing to gain: the best plan is {_percent(most)} faster than DDP's "
@@ -305,6 +306,11 @@ def _multiple(iteration_s: float, bound_s: float) -> float:
     if bound_s > 0:
         return iteration_s / bound_s
     return 1.0 if iteration_s == 0 else math.inf
+
+
+def _gain(iteration_s: float, instead_of_s: float) -> float:
+    """Return the share of ``instead_of_s`` that is saved; of no time, none."""
+    return 1 - iteration_s / instead_of_s if instead_of_s > 0 else 0.0
 
 
 def _percent(share: float) -> str:

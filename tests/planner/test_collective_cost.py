@@ -56,6 +56,16 @@ def test_one_rank_communicates_for_nothing(build):
     assert np.all(curve(SIZES) == 0)
 
 
+def test_point_to_point_of_one_rank_tells_nothing_of_more(build):
+    """One rank has no other to send to, whatever a document says."""
+    link = build.fit((0, ALPHA_S, BETA))
+    network = build.network(1).model_copy(
+        update={"collectives": {"point_to_point": link}}
+    )
+    with pytest.raises(InputError, match="measured with 1 rank"):
+        planned(build.profile([1e-3], [100]), network, "optimal", world_size=4)
+
+
 def test_a_network_of_one_rank_is_not_carried(build):
     with pytest.raises(InputError, match="measured with 1 rank"):
         collective_curve(build.network(1), "allreduce", 8)
