@@ -11,10 +11,9 @@ in ``environment`` that it is synthetic.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +24,7 @@ from comm_plan.plans import Device, Profile, TensorTiming
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.timings import Measurable
+from comm_plan.runtime.flat import tensors_in
 
 
 def profile_from_model(
@@ -56,7 +56,7 @@ def profile_from_model(
     shadow = copy.deepcopy(model).to("meta").train()
 
     def loss() -> torch.Tensor:
-        outputs = _tensors(shadow(inputs.to("meta")))
+        outputs = tensors_in(shadow(inputs.to("meta")))
         return torch.stack([output.sum() for output in outputs]).sum()
 
     counted = _count(name, trainable(shadow), loss)
@@ -172,12 +172,3 @@ def _count(
     return _Counted(
         parameters, forward, backward, dict(zip(reached, shares, strict=True))
     )
-
-
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples and lists."""
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Iterable):
-        for part in outputs:
-            yield from _tensors(part)

@@ -38,6 +38,15 @@ def test_the_order_is_that_of_backward_not_of_registration():
     assert names == ["last.weight", "first.weight"]
 
 
+def test_a_model_may_return_its_tensors_in_a_dict():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x), "name": "ignored"}
+
+    names = [t.name for t in synthetic(Named(2, 2), torch.ones(1, 2)).tensors]
+    assert sorted(names) == ["bias", "weight"]
+
+
 def test_the_model_stays_as_it_is():
     model = nn.Linear(2, 2).eval()
     profile = synthetic(model, torch.ones(1, 2))
