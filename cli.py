@@ -60,7 +60,7 @@ from comm_plan.options import (
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.compression import KINDS
-from comm_plan.plans.document import MAX_RANKS, YEAR_S
+from comm_plan.plans.document import MAX_RANKS, MAX_SEED, YEAR_S
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
@@ -541,7 +541,9 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
     changes: WorkloadOptions,
     optimizer: OptimizerChanges,
-    seed: int = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of the first training.")
+    ] = 0,
     profile: Annotated[
         Path | None, typer.Option(help="Do not measure: what profile wrote.")
     ] = None,

@@ -29,7 +29,7 @@ from comm_plan.collectives.registry import ALGORITHMS
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import METHODS
-from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS
+from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS, MAX_SEED
 from comm_plan.plans.export import EXPORTS
 from comm_plan.transports.backends import BACKENDS
 from comm_plan.workloads.optimizer import OPTIMIZERS
@@ -219,7 +219,10 @@ class Training(Group):
     ] = None
     steps: Annotated[int | None, typer.Option(min=0, help="Stop after so many.")] = None
     seed: Annotated[
-        int, typer.Option(help="Of parameters, data order and compressors.")
+        int,
+        typer.Option(
+            min=0, max=MAX_SEED, help="Of parameters, data order and compressors."
+        ),
     ] = 0
     lr_schedule: Annotated[
         str,

@@ -25,6 +25,8 @@ from comm_plan.plans.files import read_text, write_atomically
 MAX_RANKS = 2**20
 MAX_BATCH_SIZE = 2**31
 MAX_TENSORS = 10_000_000
+MAX_SEED = 2**32 - 1
+"""Seeds that are asked for: others are made of them, and hold 64 bits too."""
 MAX_INTEGER = 2**53
 """Whole numbers up to here are exact as floating-point numbers too."""
 MAX_DEPTH = 64
@@ -51,7 +53,7 @@ Numel = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 PositiveCount = Annotated[int, Field(gt=0, le=MAX_INTEGER)]
 Ranks = Annotated[int, Field(gt=0, le=MAX_RANKS)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 BytesPerSecond = Annotated[float, Field(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Field(max_length=1000, pattern=_IN_ONE_LINE)]
 Sentence = Annotated[str, Field(max_length=10_000, pattern=_IN_ONE_LINE)]

@@ -97,6 +97,8 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("show", "Missing argument 'FILE': comm-plan show --help lists"),
         ("solve p.json n.json --world-size 100000000000000000000", "--world-size"),
         (f"train gan --plan p.json --batch-size {'9' * 400}", "--batch-size"),
+        ("train gan --plan plan.json --seed -1", "--seed"),
+        ("tune gan --seed -1", "--seed"),
         (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
     ],
 )

@@ -6,9 +6,10 @@ import re
 import pytest
 
 from comm_plan.errors import DocumentError, OutputError
-from comm_plan.plans import DOCUMENTS, Network, Plan, Profile, fingerprint
+from comm_plan.plans import DOCUMENTS, Network, Plan, Profile, RunRecord, fingerprint
 from comm_plan.plans.files import write_atomically
 from comm_plan.plans.schemas import schema_path, schema_text
+from comm_plan.tests.support.documents import run
 
 PROFILE = {
     "schema": "comm-plan/profile",
@@ -75,6 +76,14 @@ def changed(document, path, value):
     else:
         place[path[-1]] = value
     return json.dumps(copy)
+
+
+def test_a_seed_is_not_negative():
+    """Random numbers cannot be drawn from it."""
+    plan = Plan.from_json(json.dumps(PLAN))
+    record = json.loads(run(plan).to_json()) | {"seed": -1}
+    with pytest.raises(DocumentError, match="seed = -1"):
+        RunRecord.from_json(json.dumps(record))
 
 
 def test_hand_written_documents_are_valid():
