@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from comm_plan.collectives.broadcast import BROADCAST
 from comm_plan.collectives.collective import Collective
 from comm_plan.collectives.point_to_point import POINT_TO_POINT
 from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
-from comm_plan.errors import InputError
+from comm_plan.errors import CollectiveError, InputError, RunError
 from comm_plan.plans import EmulatedLink
 from comm_plan.transports.base import Reduction, Transport
 
@@ -79,7 +80,7 @@ class EmulatedTransport(Transport):
         self.emulated_link: EmulatedLink = link
         self.liveness = inner.liveness
         self._inner = inner
-        self._duplicates: list[EmulatedTransport] = []
+        self._duplicates: WeakSet[EmulatedTransport] = WeakSet()
         self._came_s = _shared_table(inner)
         self._turn = 0
 
@@ -150,7 +151,7 @@ class EmulatedTransport(Transport):
     def duplicate(self) -> EmulatedTransport:
         """Return an independent channel behind a link of its own."""
         duplicate = EmulatedTransport(self._inner.duplicate(), self.emulated_link)
-        self._duplicates.append(duplicate)
+        self._duplicates.add(duplicate)
         return duplicate
 
     def change(self, link: EmulatedLink) -> None:
@@ -165,6 +166,10 @@ class EmulatedTransport(Transport):
     def close(self) -> None:
         """Give back what the ranks share."""
         self._inner.close()
+
+    def explain(self, error: CollectiveError) -> RunError:
+        """Return what the transport knows of ``error``."""
+        return self._inner.explain(error)
 
     def abort(self, exit_code: int = 1) -> None:
         """Take the whole run down."""

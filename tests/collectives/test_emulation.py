@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
 
 from comm_plan.collectives.emulation import emulate
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.errors import InputError
+from comm_plan.errors import CollectiveError, InputError, PeerError
 from comm_plan.plans import EmulatedLink
 from comm_plan.tests.support.engines import ENGINES
 from comm_plan.tests.support.harness import real_ranks, run_ranks
 from comm_plan.tests.transports import transport_checks
+from comm_plan.transports.local import LocalTransport
 
 FAST = EmulatedLink(bytes_per_s=1e12, latency_s=0.0)
 SLOW = EmulatedLink(bytes_per_s=1e6, latency_s=1e-3)
@@ -109,6 +112,21 @@ def test_everything_knows_the_link():
         return emulated.emulated_link, emulated.duplicate().emulated_link
 
     assert run_ranks(2, rank) == [(SLOW, SLOW)] * 2
+
+
+def test_duplicates_change_with_it_and_are_not_kept_for_that():
+    emulated = emulate(LocalTransport(), SLOW)
+    kept, dropped = emulated.duplicate(), weakref.ref(emulated.duplicate())
+    gc.collect()
+    assert dropped() is None
+    emulated.change(FAST)
+    assert kept.emulated_link == FAST
+
+
+def test_a_failure_is_explained_by_the_transport_within(monkeypatch):
+    inner, verdict = LocalTransport(), PeerError("rank 1 died")
+    monkeypatch.setattr(inner, "explain", lambda error: verdict)
+    assert emulate(inner, SLOW).explain(CollectiveError("timed out")) is verdict
 
 
 def test_several_hosts_are_refused(monkeypatch):
