@@ -12,15 +12,17 @@ from functools import partial
 import numpy as np
 import torch
 
+from comm_plan.plans.compression import METHODS
 from comm_plan.transports.base import Transport
 from comm_plan.transports.elapsed import elapsed_s
 
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
+SUMMED = dict.fromkeys(
+    spec.summed_as("float32", collective) for spec, collective in METHODS.values()
+)
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in SUMMED if name != "float32"
 }
-"""What compressors sum besides float32, as profiles call it."""
+"""What compressors sum besides float32, by their specs."""
 
 NBYTES = 2**20
 """Of each all-reduce, if others are as long."""

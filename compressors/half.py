@@ -22,11 +22,9 @@ from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.chunks import in_chunks
 from comm_plan.plans.compression import Half
 
-WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 class HalfCompressor(Compressor[Half]):
-    """Sends 16-bit floats; ``spec.kind`` says which."""
+    """Sends 16-bit floats; ``spec.summed`` says which."""
 
     def __init__(
         self, spec: Half, collective: str, slots: Sequence[Slot], context: Context
@@ -35,7 +33,7 @@ class HalfCompressor(Compressor[Half]):
         super().__init__(spec, collective, slots, context)
         self._numels = [slot.numel for slot in self.slots]
         self._buffer = torch.zeros(
-            sum(self._numels), dtype=WIRE_DTYPES[spec.kind], device=context.device
+            sum(self._numels), dtype=getattr(torch, spec.summed), device=context.device
         )
         self._views = torch.split(self._buffer, self._numels)
         self._means: tuple[torch.Tensor, ...] = ()

@@ -7,6 +7,7 @@ import torch
 
 from comm_plan.commbench import summing as module
 from comm_plan.commbench.summing import DTYPES, summing
+from comm_plan.plans.compression import METHODS
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
 
 LATER_S = 2e-3
@@ -29,6 +30,12 @@ def test_a_slow_format_is_found_and_all_ranks_agree(monkeypatch):
     assert first["float16"] == pytest.approx(LATER_S / 1000, rel=0.8)
     assert first["float16"] > 4 * max(first["bfloat16"], first["int8"])
     assert sizes == {1000}
+
+
+def test_all_that_compressors_sum_is_measured():
+    for spec, collective in METHODS.values():
+        assert {spec.summed_as("float32", collective)} <= {"float32", *DTYPES}
+    assert DTYPES["bfloat16"] == torch.bfloat16
 
 
 def test_no_buffer_is_longer_than_it_need_be(monkeypatch):

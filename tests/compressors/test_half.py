@@ -49,6 +49,8 @@ def test_wire_bytes_are_those_of_the_spec(kind):
     message = half(kind, 2).encode()
     expected = SPECS[kind][0].message_nbytes(NUMELS, "allreduce")
     assert sum(tensor.nbytes for tensor in message) == expected
+    summed = SPECS[kind][0].summed_as("float32", "allreduce")
+    assert message[0].dtype == SPECS[kind][1] == getattr(torch, summed)
 
 
 @pytest.mark.parametrize("kind", SPECS)
