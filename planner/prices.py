@@ -244,7 +244,7 @@ class Prices:
         else:
             names = (tensor.layer, tensor.name)
             kept = any(fnmatchcase(n, p) for p in self.dense_layers for n in names)
-        return tensor.dtype == "float32" and not kept
+        return tensor.dtype in spec.dtypes and not kept
 
     def _device_seconds(
         self, spec: Spec, messages: int

@@ -8,6 +8,7 @@ from comm_plan.planner.documents import make_problem
 from comm_plan.planner.prices import DeviceCost
 from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, METHODS, TopK
+from comm_plan.tests.support.planning import planned
 
 NUMELS = [3, 1000, 123_457, 17]
 BETA = 1e-9
@@ -68,6 +69,37 @@ def test_sums_of_other_formats_take_longer_by_the_byte(build, name, dtype):
 def test_terngrad_keeps_the_last_layer_dense_by_default(build):
     option = _prices(build).option(*METHODS["terngrad"])
     assert option.allowed.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_gradient_is_compressed_if_the_method_takes_its_dtype(build, name):
+    spec, collective = METHODS[name]
+    dtypes = ("float32", "bfloat16", "float64")
+    free = {kind: (0.0, 0.0) for kind in KINDS if kind != "dense"}
+    profile = build.profile(
+        [1e-3] * 4,
+        [100] * 4,
+        dtypes=["float32", *dtypes],
+        layers=["last", "a", "b", "c"],
+        compression=build.compression(**free),
+    )
+    line = build.fit((0, 0.0, BETA))
+    collectives = ("allreduce", "allgather", "gtopk", "spardl")
+    network = build.network(8, **dict.fromkeys(collectives, line))
+    option = make_problem(profile, network).prices.option(spec, collective)
+    assert option.allowed[1:].tolist() == [dtype in spec.dtypes for dtype in dtypes]
+
+
+def test_a_plan_compresses_a_bfloat16_model(build):
+    profile = build.profile(
+        [1e-3] * 3,
+        [10**6] * 3,
+        dtypes=["bfloat16"] * 3,
+        compression=build.compression(topk=(0.0, 0.0)),
+    )
+    network = build.network(4, allgather=build.fit((0, 1e-3, 1e-8)))
+    plan = planned(profile, network, "optimal", compressor="topk")
+    assert {bucket.compressor.kind for bucket in plan.buckets} == {"topk"}
 
 
 def test_costs_are_interpolated_between_sizes_and_densities():
