@@ -47,6 +47,12 @@ SOLVERS = {
 }
 """Every solver by its name on the command line."""
 
+TODAY = "threshold"
+"""What people run without planning: the bucket sizes of PyTorch DDP."""
+
+MERGED = "optimal"
+"""The best that merging alone can do."""
+
 BASELINES = tuple(name for name, solver in SOLVERS.items() if solver.is_baseline)
 """Dense solvers that every plan is compared with."""
 

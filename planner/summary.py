@@ -13,17 +13,11 @@ from comm_plan.planner.documents import dense_lower_bound_s, to_plan
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import Schedule
-from comm_plan.planner.solvers import BASELINES, SOLVERS, find_solver
+from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, TODAY, find_solver
 from comm_plan.plans.plan import Plan
 
 WORTHWHILE = 0.01
 """A gain of a smaller share of the iteration time is called none."""
-
-TODAY = "threshold"
-"""What people run without planning: the bucket sizes of PyTorch DDP."""
-
-MERGED = "optimal"
-"""The best that merging alone can do."""
 
 
 @dataclass(frozen=True)

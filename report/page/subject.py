@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from comm_plan.planner.solvers import TODAY
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
-
-TODAY = "threshold"
-"""The solver of what is run without planning: PyTorch DDP's bucket sizes."""
-
 
 WORTHWHILE = 0.01
 """A gain of a smaller share of the iteration time is called none."""
