@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comm_plan.errors import MismatchError
@@ -18,11 +20,15 @@ def predict(
 ) -> Plan:
     """Return ``plan`` with the prediction that these costs make for it.
 
+    It has no baselines: other solvers are not run. Momentum is corrected as the plan
+    says.
+
     Args:
         plan: its buckets hold the profile's tensors in the same order.
         profile: of the model.
         network: of the ranks.
-        settings: world size and closed form, if not as measured; nothing else counts.
+        settings: world size and closed form, if not as measured, and the link speed of
+            the lower bound.
 
     Raises:
         MismatchError: the plan's tensors are not the profile's, in this order.
@@ -30,15 +36,8 @@ def predict(
     """
     problem, solution = posed(plan, profile, network, settings)
     schedule = problem.simulate(solution)
-    baselines = {} if plan.predicted is None else plan.predicted.baselines
-    return to_plan(
-        problem,
-        plan.solver,
-        solution,
-        schedule,
-        baselines,
-        dense_lower_bound_s(problem),
-    )
+    bound_s = dense_lower_bound_s(problem)
+    return to_plan(problem, plan.solver, solution, schedule, {}, bound_s)
 
 
 def posed(
@@ -48,7 +47,10 @@ def posed(
 
     Args and errors are those of :func:`predict`.
     """
-    problem = make_problem(profile, network, settings)
+    asked = replace(
+        settings or Settings(), momentum_correction=plan.momentum_correction
+    )
+    problem = make_problem(profile, network, asked)
     names = [tensor.name for tensor in problem.prices.profile.tensors]
     planned = [name for bucket in plan.buckets for name in bucket.tensors]
     if names != planned:

@@ -52,6 +52,22 @@ def test_a_slower_network_makes_the_same_plan_slower():
     assert slower.predicted.iteration_s > 2 * plan.predicted.iteration_s
 
 
+def test_momentum_is_corrected_as_the_plan_says():
+    costs = {
+        "topk": tuple(
+            cost.model_copy(update={"momentum_s": 1e-3})
+            for cost in model(3).compression["topk"]
+        )
+    }
+    profile = model(3).model_copy(update={"compression": costs})
+    asked = Settings(compressor="topk", momentum_correction=True)
+    plan = solve(make_problem(profile, network(1e-8), asked), "optimal")
+    again = predict(plan, profile, network(1e-8))
+    assert again.momentum_correction
+    assert again.predicted.iteration_s == pytest.approx(plan.predicted.iteration_s)
+    assert not again.predicted.baselines
+
+
 def test_a_plan_of_another_model_is_refused():
     plan = solve(make_problem(model(3), network(1e-8)), "optimal")
     other = documents.profile([1e-3], [100])
