@@ -20,7 +20,7 @@ SOLVERS = ("threshold", "optimal", "lags", "auto")
 """What is compared with the tuned plan; the first is what PyTorch DDP does."""
 
 TARGET = 0.97
-"""Accuracy that the time to is shown of."""
+"""Held-out accuracy: the demo shows how long each training takes to reach it."""
 
 COLLECTIVES = "allreduce,allgather,gtopk"
 NETWORK_SECONDS = 20

@@ -26,7 +26,7 @@ LARGEST_FACTOR = 1e3
 """Nothing is corrected by more than this, up or down: what was measured is no cost."""
 
 PRIOR = 1e-4
-"""How much a relative error counts less than a factor that differs from 1 as much."""
+"""What a factor that differs from 1 counts, beside a relative error of as much: 1."""
 
 LEAST_SHARE = 0.1
 """A message that took a smaller share of what was expected weighs as if it had not."""
