@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, one_line
 from comm_plan.plans import Device, Profile, TensorTiming
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.describe import describe_model, tensor_timing
@@ -98,10 +98,9 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
             workload.name, trainable(shadow), lambda: workload.loss(shadow, batch)
         )
     except (NotImplementedError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{workload.name} cannot be counted without numbers: {reason}: profile it "
-            "on a device"
+            f"{workload.name} cannot be counted without numbers: "
+            f"{one_line(str(error))}: profile it on a device"
         ) from error
     backward_s = counted.backward_flops / flops_per_s
     return Profile(

@@ -16,6 +16,8 @@ from comm_plan.plans.compression.spec import (
     RESIDUAL,
     EveryElement,
     for_each,
+    of_more,
+    of_some,
 )
 
 RANKS = (1, 2, 4, 8, 16)
@@ -112,17 +114,11 @@ class PowerSgd(EveryElement):
 
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the ranks of tensors ``start..stop``."""
-        if not isinstance(self.rank, tuple):
-            return self
-        return self.model_copy(update={"rank": self.rank[start:stop]})
+        return self._with(rank=of_some(self.rank, start, stop))
 
     def placed(self, start: int, tensors: int) -> Self:
         """Return the spec with a rank for every tensor."""
-        if not isinstance(self.rank, tuple):
-            return self
-        after = tensors - start - len(self.rank)
-        ranks = (1,) * start + self.rank + (1,) * after
-        return self.model_copy(update={"rank": ranks})
+        return self._with(rank=of_more(self.rank, start, tensors, 1))
 
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
         """Return the ranks whose ratio is allowed."""

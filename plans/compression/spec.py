@@ -5,7 +5,9 @@ method: what users call it, which collectives can carry it, its bytes on the wir
 much it leaves out, what the profiler measures and what ``auto`` tries. It is data,
 importable without PyTorch; the method itself is the class of ``implementation``.
 
-Nothing here has a default. A spec that lacks a fact is refused when it is imported.
+The facts that are declared here without a value have no default: a spec that lacks one
+of them is refused when it is imported. The methods that do have a body say what holds
+for most compressors; others override them.
 """
 
 from __future__ import annotations
@@ -73,6 +75,28 @@ def for_each(value: T | tuple[T, ...], tensors: int, values: str) -> tuple[T, ..
             f"{len(value)} {values} for {tensors} tensors: give one for each, in order"
         )
     return value
+
+
+def of_some(value: T | tuple[T, ...], start: int, stop: int) -> T | tuple[T, ...]:
+    """Return the values of tensors ``start..stop`` (exclusive); one for all stays."""
+    return value[start:stop] if isinstance(value, tuple) else value
+
+
+def of_more(
+    value: T | tuple[T, ...], start: int, tensors: int, other: T
+) -> T | tuple[T, ...]:
+    """Return values for ``tensors`` tensors, of which the given are from ``start`` on.
+
+    Args:
+        value: one for all, which stays, or one for each of some.
+        start: where those begin.
+        tensors: how many there are in all.
+        other: the value of all others.
+    """
+    if not isinstance(value, tuple):
+        return value
+    after = tensors - start - len(value)
+    return (other,) * start + value + (other,) * after
 
 
 def normal_threshold(density: float) -> float:
@@ -225,6 +249,12 @@ class Spec(Value):
     @abstractmethod
     def variants(self, max_ratio: float) -> tuple[Self, ...]:
         """Return what ``auto`` tries of it."""
+
+    def _with(self, **values: object) -> Self:
+        """Return the spec with these ``values``; itself where it has them already."""
+        if all(getattr(self, name) is value for name, value in values.items()):
+            return self
+        return self.model_copy(update=values)
 
     @classmethod
     def collectives(cls) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from comm_plan.plans.compression.spec import (
     Positive,
     Spec,
     for_each,
+    of_more,
+    of_some,
     selected,
 )
 
@@ -117,17 +119,11 @@ class TopK(_Largest):
 
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the densities of tensors ``start..stop``."""
-        if not isinstance(self.density, tuple):
-            return self
-        return self.model_copy(update={"density": self.density[start:stop]})
+        return self._with(density=of_some(self.density, start, stop))
 
     def placed(self, start: int, tensors: int) -> Self:
         """Return the spec with a density for every tensor."""
-        if not isinstance(self.density, tuple):
-            return self
-        after = tensors - start - len(self.density)
-        around = ((1.0,) * start, (1.0,) * after)
-        return self.model_copy(update={"density": around[0] + self.density + around[1]})
+        return self._with(density=of_more(self.density, start, tensors, 1.0))
 
 
 class _LargestOfBucket(_Largest):
