@@ -406,6 +406,7 @@ class Engine(Joinable):
         return Callbacks(
             listening=self._is_listening,
             on_forward=self._on_forward,
+            on_local_forward=self._on_local_forward,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
             on_accumulated=self._accumulated.add,
@@ -429,6 +430,11 @@ class Engine(Joinable):
             with self._explained():
                 self._align_buffers()
         self._buffers_touched = True
+
+    def _on_local_forward(self) -> None:
+        """Give up a backward that never ended before others accumulate gradients."""
+        if self._current.graph_task is not None:
+            self._require_finished()
 
     def _on_backward(self, graph_task: int) -> bool:
         first = self._current.graph_task is None

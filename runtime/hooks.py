@@ -7,6 +7,7 @@ runs in and ask for a call at the end of it; there is no public way to either.
 hook                    runs                                      leads to
 ======================  ========================================  ====================
 model, before forward   in the training loop                      ``on_forward``
+the same                within ``no_sync``                        ``on_local_forward``
 model, after forward    in the training loop; hooks the outputs   (the next one)
 gradient of an output   when backward begins                      ``on_backward``
 parameter               in backward, once its gradient is         ``on_backward``,
@@ -69,6 +70,7 @@ class Callbacks:
         on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
         on_optimizer: this optimizer is about to update parameters of the plan.
+        on_local_forward: as ``on_forward``, while nothing is listening.
     """
 
     listening: Callable[[], bool]
@@ -78,6 +80,7 @@ class Callbacks:
     on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[torch.optim.Optimizer], None]
+    on_local_forward: Callable[[], None] = lambda: None
 
 
 def attach(
@@ -173,10 +176,14 @@ class _Hooks:
                 "the model is wrapped in DistributedDataParallel, which averages its "
                 "gradients too: call it unwrapped"
             )
-        if not (self._expects_backward and model.training):
+        if not (torch.is_grad_enabled() and model.training):
             return
-        if torch._C._current_graph_task_id() == NO_BACKWARD:  # else: a checkpoint
+        if torch._C._current_graph_task_id() != NO_BACKWARD:  # a checkpoint
+            return
+        if self._callbacks.listening():
             self._callbacks.on_forward()
+        else:
+            self._callbacks.on_local_forward()
 
     def on_output(self, model: nn.Module, inputs: object, output: object) -> None:
         """Learn of the start of backward where the loss is, even if nothing is used."""

@@ -49,6 +49,10 @@ class SecondMoments(Protocol):
         """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
         ...
 
+    def reset(self) -> None:
+        """Forget the backward passes so far: their gradients are given up."""
+        ...
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         ...
@@ -248,11 +252,14 @@ class Step:
     def refuse(self, refusal: Refusal) -> str:
         """Keep states as if nothing had been sent; replace the means.
 
-        By nothing where a backward failed; else as configured.
+        By nothing where a backward failed; else as configured. Second moments of
+        gradients that were not sent are forgotten.
 
         Returns:
             What happened, in words.
         """
+        if self._setup.second_moments is not None:
+            self._setup.second_moments.reset()
         skip = refusal.backward_failed or self._setup.on_nonfinite == "skip"
         for bucket in self._setup.buckets:
             bucket.compressor.undo()

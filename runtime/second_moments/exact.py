@@ -124,11 +124,19 @@ class ExactSecondMoments:
             )
         return self._sums.pop(parameter)
 
+    def reset(self) -> None:
+        """Forget the backward passes so far, but not the forward that may be next.
+
+        An engine calls it when it gives a step up; call it where gradients of
+        ``no_sync`` are thrown away.
+        """
+        self._sums.clear()
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for handle in self._handles:
             handle.remove()
-        self._sums.clear()
+        self.reset()
 
     def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -114,6 +114,15 @@ class MicroBatchSecondMoments:
         weight = (1 - 1 / batch) / (1 - 1 / m)
         return spread.mul_(weight).add_(square, alpha=1 / batch)
 
+    def reset(self) -> None:
+        """Forget the backward passes so far, but not the forward that may be next.
+
+        An engine calls it when it gives a step up; call it where gradients of
+        ``no_sync`` are thrown away.
+        """
+        for parameter in self._accumulated:
+            self._accumulated[parameter] = _Accumulated()
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for handle in self._handles:

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import tracemalloc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from comm_plan import parallelize
 from comm_plan.compressors.base import RESIDUAL, VARIANCE
 from comm_plan.errors import CollectiveError
 from comm_plan.plans import Dense, TopK, Vgc
+from comm_plan.runtime.second_moments import ExactSecondMoments, MicroBatchSecondMoments
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -154,6 +156,84 @@ def test_accumulated_second_moments_are_those_of_the_whole_batch(parts):
             stacked = torch.stack([sample[name].flatten() for sample in samples])
             torch.testing.assert_close(kept[RESIDUAL], stacked.sum(0))
             torch.testing.assert_close(kept[VARIANCE], stacked.square().sum(0))
+
+
+class Tripping(nn.Module):
+    """Two layers; the backward of the first fails on demand."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 4), nn.Linear(4, 2)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        self.trips = False
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.trips:
+            hidden.register_hook(trip)
+        return self.second(hidden)
+
+
+def trip(gradient):
+    raise MemoryError("no room")
+
+
+class Noting:
+    """Second moments that note what they hand over, by shape."""
+
+    def __init__(self, moments):
+        self.moments, self.found = moments, {}
+        self.reset, self.remove = moments.reset, moments.remove
+
+    def of(self, parameter):
+        self.found[parameter.shape] = moment = self.moments.of(parameter)
+        return moment
+
+
+def moments_of_a_step(transport, parts, trips):
+    """Return the second moments and gradients of a step of ``parts`` backwards.
+
+    If it ``trips``, one was given up before, as the last backward of rank 0 failed.
+    """
+    model = Tripping()
+    exact = parts == 1
+    noting = Noting(
+        ExactSecondMoments(model) if exact else MicroBatchSecondMoments(model, parts)
+    )
+    gradients = {}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: gradients.update({p.shape: p.grad.clone()})
+        )
+    plan = plan_for(model, 2, Vgc(alpha=1e9), "allgather", per_bucket=1)
+    engine = parallelize(model, plan, transport=transport, second_moments=noting)
+
+    def step(trips):
+        model.zero_grad()
+        for part in range(parts - 1):
+            with engine.no_sync():
+                loss_of(model, transport.rank, part, parts).backward()
+        model.trips = trips
+        loss = loss_of(model, transport.rank, parts - 1, parts)
+        model.trips = False
+        loss.backward()
+
+    if trips:
+        fails = transport.rank == 0
+        with pytest.raises(MemoryError) if fails else nullcontext():
+            step(fails)
+    step(False)
+    engine.close()
+    return noting.found, gradients
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_step_given_up_leaves_nothing_to_the_next(parts):
+    after = run_ranks(2, moments_of_a_step, parts, True)
+    alone = run_ranks(2, moments_of_a_step, parts, False)
+    torch.testing.assert_close(after, alone, rtol=0, atol=0)
 
 
 FAILING = """
