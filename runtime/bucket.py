@@ -24,6 +24,7 @@ from comm_plan.compressors.base import (
 )
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans import Bucket, Plan
+from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS
 from comm_plan.runtime.flat import flat, shaped
 from comm_plan.runtime.guard import is_finite
 from comm_plan.runtime.momentum import MomentumOf
@@ -205,17 +206,21 @@ class BucketExchange:
         return states
 
     def load_state(self, states: Remembered) -> None:
-        """Take over what was remembered, also under another plan.
+        """Remember this and nothing else, also where it is of another plan.
 
         A residual that this bucket's compressor has no place for is not lost: it is
-        added to the next gradient. Factors of another rank are left behind.
+        added to the next gradient. What is not given is zero, but for factors: without
+        any, or with those of another rank, it goes on from its own.
         """
+        self._carried.clear()
         for index, slot in enumerate(self.compressor.slots):
             given = states.get(slot.name, {})
             for quantity, tensors in self.compressor.state.items():
                 known = given.get(quantity)
                 if known is not None and known.shape == tensors[index].shape:
                     tensors[index].copy_(known)
+                elif quantity not in EQUAL_ON_ALL_RANKS:
+                    tensors[index].zero_()
             if RESIDUAL in given and RESIDUAL not in self.compressor.state:
                 self._carried[index] = given[RESIDUAL].clone()
 

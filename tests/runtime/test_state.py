@@ -1,11 +1,12 @@
 """What is remembered is shared out among another number of ranks."""
 
+import pytest
 import torch
 
-from comm_plan.plans import PowerSgd
+from comm_plan.plans import PowerSgd, TopK, Vgc
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import share_of
-from comm_plan.tests.runtime.trainings import net, plan_for
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
 NAME = "0.weight"
@@ -38,3 +39,48 @@ def test_another_rank_takes_the_residuals_over_and_starts_with_its_own_factors()
     assert remembered["factors"].equal(fresh.remembered()[NAME]["factors"])
     for each in (before, after, fresh):
         each.close()
+
+
+def after_a_step(spec=None, collective="allreduce", momentum=False):
+    model = net()
+    plan = plan_for(model, 1, spec, collective)
+    plan = plan.model_copy(update={"momentum_correction": momentum})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = Engine(model, plan, LocalTransport(), optimizer=optimizer)
+    model(torch.ones(2, FEATURES)).square().sum().backward()
+    return made
+
+
+def remembered(state):
+    return [t for each in state.values() for t in each.values()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "momentum"), [(TopK(density=0.1), True), (Vgc(alpha=1e9), False)]
+)
+def test_a_state_of_a_dense_plan_leaves_nothing_remembered(spec, momentum):
+    dense, sparse = after_a_step(), after_a_step(spec, "allgather", momentum)
+    assert all(tensor.any() for tensor in remembered(sparse.remembered()))
+    sparse.load_state_dict(dense.state_dict())
+    assert not any(tensor.any() for tensor in remembered(sparse.remembered()))
+    dense.close()
+    sparse.close()
+
+
+def test_a_residual_that_is_still_to_be_applied_gives_way_to_a_state_without():
+    dense, sparse = after_a_step(), after_a_step(TopK(density=0.1), "allgather")
+    clean = dense.state_dict()
+    dense.load_state_dict(sparse.state_dict())
+    assert dense.remembered()
+    dense.load_state_dict(clean)
+    assert not dense.remembered()
+    dense.close()
+    sparse.close()
+
+
+def test_its_own_state_changes_nothing():
+    sparse = after_a_step(TopK(density=0.1), "allgather", momentum=True)
+    before = [tensor.clone() for tensor in remembered(sparse.remembered())]
+    sparse.load_state_dict(sparse.state_dict())
+    assert all(map(torch.equal, remembered(sparse.remembered()), before))
+    sparse.close()
