@@ -6,7 +6,8 @@ paper, Eq. 21, its random choice replaced by the expectation)::
 
     delta = ||sum of residuals||^2 / ((1 - k/d) * ||P * mean + sum of residuals||^2)
 
-Assumption 1 of the paper, on which its convergence rests, holds while delta <= 1.
+Assumption 1 of the paper, on which its convergence rests, holds while delta <= 1. Where
+k is the bucket's, as for ``model_topk``, a tensor has none, and so no delta.
 
 The sums cost a dense all-reduce of the residuals: use it now and then.
 """
@@ -31,7 +32,9 @@ Figures = Mapping[str, float]
 
 
 def measure(engine: Engine) -> dict[str, float]:
-    """Return ``residual_norm/NAME`` and, for top-k, ``delta/NAME`` of each tensor.
+    """Return ``residual_norm/NAME`` and maybe ``delta/NAME`` of each tensor.
+
+    A method that selects over a whole bucket has no delta: it is for a tensor's own k.
 
     Call it on all ranks between ``optimizer.step()`` and ``zero_grad()``.
     """
@@ -93,9 +96,8 @@ def _check(path: Path) -> None:
 
 
 def _densities(spec: Spec, tensors: int) -> tuple[float, ...] | None:
-    """Return the share of each tensor that every step sends, if it is fixed."""
-    fixed = spec.sparse and not spec.variable_length
-    return spec.densities(tensors) if fixed else None
+    """Return the share of each tensor that every step sends, if there is one."""
+    return spec.densities(tensors) if spec.selects_by_tensor else None
 
 
 def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:

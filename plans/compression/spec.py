@@ -129,6 +129,9 @@ class Spec(Value):
     sparse: ClassVar[bool]
     """Whether it leaves elements out, so that its cost depends on a density."""
 
+    selects_by_tensor: ClassVar[bool]
+    """Whether every step sends of each tensor the share in :meth:`densities`."""
+
     carries_nonfinite: ClassVar[bool]
     """Whether messages are summed as plain numbers: inf or NaN reaches every rank."""
 
@@ -302,6 +305,7 @@ class EveryElement(Spec):
     """A method that sends something of every element, so that none has a density."""
 
     sparse = False
+    selects_by_tensor = False
     variable_length = False
     needs_second_moments = False
 

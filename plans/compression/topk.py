@@ -80,6 +80,7 @@ class TopK(_Largest):
     kind: Literal["topk"] = "topk"
     as_printed: bool = False  # by gtopk: put back as its paper prints, which loses
 
+    selects_by_tensor = True
     methods = {"topk": "allgather", "gtopk": "gtopk"}
     implementation = "topk:TopKCompressor"
     by_default = ("topk", "gtopk")
@@ -130,6 +131,8 @@ class _LargestOfBucket(_Largest):
     """One density for the bucket, whose tensors are one vector."""
 
     density: Density
+
+    selects_by_tensor = False
 
     @property
     def ratio(self) -> float:

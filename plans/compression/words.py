@@ -33,6 +33,7 @@ class Words(Spec):
     dtypes = ("float32",)
     lossless = False
     sparse = True
+    selects_by_tensor = False
     carries_nonfinite = False
     variable_length = True
     keeps_last_layer = False

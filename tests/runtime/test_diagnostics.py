@@ -7,7 +7,15 @@ import torch
 
 from comm_plan import parallelize
 from comm_plan.errors import InputError, OutputError
-from comm_plan.plans import Dense, TernGrad, TopK, Vgc
+from comm_plan.plans import (
+    Dense,
+    ModelTopK,
+    PartitionTopK,
+    SparDL,
+    TernGrad,
+    TopK,
+    Vgc,
+)
 from comm_plan.plans.compression import selected
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime import diagnostics
@@ -117,8 +125,11 @@ def test_everything_sent_leaves_nothing():
         (TernGrad(), "allgather", set()),
         (Vgc(), "allgather", {"residual_norm"}),
         (TopK(density=0.1), "gtopk", {"residual_norm", "delta"}),
+        (ModelTopK(density=0.1), "allgather", {"residual_norm"}),
+        (PartitionTopK(density=0.1), "allreduce", {"residual_norm"}),
+        (SparDL(density=0.1), "spardl", {"residual_norm"}),
     ],
-    ids=["dense", "terngrad", "vgc", "topk"],
+    ids=["dense", "terngrad", "vgc", "topk", "model", "partition", "spardl"],
 )
 def test_only_what_a_method_has_is_measured(tmp_path, spec, collective, kinds):
     found = lines_of(tmp_path / "d.jsonl", spec, collective)[0]
