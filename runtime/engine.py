@@ -35,7 +35,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.momentum import taken_over
+from comm_plan.runtime.momentum import TakenMomentum, taken_over
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -177,20 +177,27 @@ class Engine(Joinable):
         self._scaler = grad_scaler
         self._scale: float | None = None
         self._optimizer = optimizer
-        self._momentum = taken_over(plan, optimizer)
+        self._momentum: TakenMomentum | None = None
+        self._executing = ExitStack()
         self._given_transport = transport
-        self._transport = transport.duplicate()
-        self._setup = Setup(
-            buckets=(),
-            thread=CommunicationThread(transport.device),
-            channel=transport.duplicate(),
-            on_nonfinite=on_nonfinite,
-            find_unused_parameters=find_unused_parameters,
-            second_moments=None,
-        )
-        self._execute(plan)
-        broadcast_tensors(self._transport, list(model.parameters()))
-        broadcast_tensors(self._transport, list(model.buffers()))
+        with ExitStack() as opened:
+            self._transport = opened.enter_context(closing(transport.duplicate()))
+            channel = opened.enter_context(closing(transport.duplicate()))
+            thread = CommunicationThread(transport.device)
+            opened.callback(thread.close)
+            self._setup = Setup(
+                buckets=(),
+                thread=thread,
+                channel=channel,
+                on_nonfinite=on_nonfinite,
+                find_unused_parameters=find_unused_parameters,
+                second_moments=None,
+            )
+            self._execute(plan)
+            opened.push(self._executing)
+            broadcast_tensors(self._transport, list(model.parameters()))
+            broadcast_tensors(self._transport, list(model.buffers()))
+            opened.pop_all()
         _engines[model] = weakref.ref(self)
 
     @property
@@ -213,16 +220,15 @@ class Engine(Joinable):
             replan: why.
 
         Raises:
+            InputError: the plan corrects momentum and there is no SGD ``optimizer``.
             MismatchError: the plan does not fit the model or the run, or ranks differ.
+                Then, as after any error, the engine goes on by the plan that it has.
         """
         check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
         if self._setup.on_reduced is not None:
             check_never_refused(plan)
-        momentum = taken_over(plan, self._optimizer)
         state = self.state_dict()
-        self._stop()
-        self._momentum = momentum
         self._execute(plan)
         self.load_state_dict(state)
         self.replans.append(replan)
@@ -317,7 +323,7 @@ class Engine(Joinable):
         if self._closed:
             return
         self._closed = True
-        self._stop()
+        self._executing.close()
         if self._given_moments is not None:
             self._given_moments.remove()
         self._setup.thread.close()
@@ -367,38 +373,43 @@ class Engine(Joinable):
     # From plan to plan
 
     def _execute(self, plan: Plan) -> None:
-        """Make the buckets of ``plan`` and hook the model."""
+        """Hook the model for ``plan``, and no longer for the one before.
+
+        If that fails, nothing has changed.
+        """
         parameters = trainable(self.model)
-        buckets = build_buckets(
-            plan,
-            parameters,
-            self._transport,
-            self._seed,
-            self._share,
-            None if self._momentum is None else self._momentum.of,
-        )
-        if self._momentum is not None:
-            self._momentum.before_compression = {
-                parameter
-                for bucket in buckets
-                if VELOCITY in bucket.compressor.state
-                for parameter in bucket.parameters
-            }
-        moments = self._given_moments or _exact_second_moments(self.model, buckets)
+        with ExitStack() as begun:
+            momentum = taken_over(plan, self._optimizer)
+            if momentum is not None:
+                begun.callback(momentum.close)
+            buckets = build_buckets(
+                plan,
+                parameters,
+                self._transport,
+                self._seed,
+                self._share,
+                None if momentum is None else momentum.of,
+            )
+            if momentum is not None:
+                momentum.before_compression = {
+                    parameter
+                    for bucket in buckets
+                    if VELOCITY in bucket.compressor.state
+                    for parameter in bucket.parameters
+                }
+            moments = self._given_moments
+            if moments is None:
+                moments = _exact_second_moments(self.model, buckets)
+                if moments is not None:
+                    begun.callback(moments.remove)
+            places = {parameters[place.name]: place for place in _places(plan)}
+            begun.enter_context(attach(self.model, places, self._callbacks()))
+            self._executing.close()
+            self._executing = begun.pop_all()
         self.plan = plan
+        self._momentum = momentum
         self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
         self._begin_step()
-        places = {parameters[place.name]: place for place in _places(plan)}
-        self._hooks = attach(self.model, places, self._callbacks())
-
-    def _stop(self) -> None:
-        """Remove all hooks but those that were given."""
-        self._hooks.close()
-        if self._momentum is not None:
-            self._momentum.close()
-        own = self._setup.second_moments
-        if own is not None and own is not self._given_moments:
-            own.remove()
 
     # What the hooks call
 

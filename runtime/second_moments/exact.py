@@ -90,6 +90,7 @@ class ExactSecondMoments:
         ]
         self._refuse_mixing()
         _refuse_shared(model, wanted)
+        layers = _layers(model, wanted)
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._seen: set[nn.Parameter] = set()
         self._batch_size: int | None = None
@@ -98,7 +99,7 @@ class ExactSecondMoments:
             partial(self._call, self._on_batch), with_kwargs=True
         )
         self._handles = [before_forward]
-        for layer in _layers(model, wanted):
+        for layer in layers:
             hook = partial(self._call, self._on_forward, layer)
             self._handles.append(layer.module.register_forward_hook(hook))
         for parameter in wanted:

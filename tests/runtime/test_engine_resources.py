@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import tracemalloc
 from contextlib import nullcontext
 
@@ -15,6 +16,8 @@ from comm_plan.compressors.base import RESIDUAL, VARIANCE
 from comm_plan.errors import CollectiveError
 from comm_plan.plans import Dense, TopK, Vgc
 from comm_plan.runtime.second_moments import ExactSecondMoments, MicroBatchSecondMoments
+from comm_plan.runtime.second_moments.exact import NoExactSecondMoments
+from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -234,6 +237,107 @@ def test_a_step_given_up_leaves_nothing_to_the_next(parts):
     after = run_ranks(2, moments_of_a_step, parts, True)
     alone = run_ranks(2, moments_of_a_step, parts, False)
     torch.testing.assert_close(after, alone, rtol=0, atol=0)
+
+
+class Counted(LocalTransport):
+    """Knows which of its duplicates are open."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened = []
+
+    def duplicate(self):
+        other = Counted()
+        other.opened = self.opened
+        self.opened.append(other)
+        return other
+
+    def close(self):
+        self.opened.remove(self)
+
+
+def hooks_of(model, optimizer):
+    """Return how many hooks hang on these."""
+    kinds = "_forward_pre_hooks", "_forward_hooks"
+    on_modules = [len(getattr(m, kind)) for m in model.modules() for kind in kinds]
+    of_parameters = (p._post_accumulate_grad_hooks for p in model.parameters())
+    return (
+        sum(on_modules),
+        sum(len(hooks or ()) for hooks in of_parameters),
+        len(optimizer._optimizer_step_pre_hooks),
+        len(optimizer._optimizer_step_post_hooks),
+    )
+
+
+def corrected(model, spec):
+    plan = plan_for(model, 1, spec, "allgather")
+    return plan.model_copy(update={"momentum_correction": True})
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(16), nn.Embedding(3, 16, scale_grad_by_freq=True)]
+)
+def test_an_engine_that_cannot_be_made_leaves_nothing_behind(layer):
+    model, transport = net(layer), Counted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = hooks_of(model, optimizer), threading.active_count()
+    with pytest.raises(NoExactSecondMoments):
+        parallelize(
+            model, corrected(model, Vgc()), transport=transport, optimizer=optimizer
+        )
+    assert not transport.opened
+    assert (hooks_of(model, optimizer), threading.active_count()) == before
+
+
+def test_an_engine_whose_first_collective_fails_leaves_nothing_behind():
+    class Torn(Counted):
+        def duplicate(self):
+            other = super().duplicate()
+            other.__class__ = Torn
+            other.world_size = 2
+            return other
+
+        def broadcast(self, tensor, root=0):
+            raise CollectiveError("broadcast failed: connection reset")
+
+    model, transport = net(), Torn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = hooks_of(model, optimizer)
+    with pytest.raises(CollectiveError):
+        parallelize(
+            model, corrected(model, Vgc()), transport=transport, optimizer=optimizer
+        )
+    assert not transport.opened
+    assert hooks_of(model, optimizer) == before
+
+
+@pytest.mark.parametrize("momentum", [True, False])
+def test_an_engine_goes_on_by_its_plan_if_it_cannot_swap(momentum):
+    """Also if the other plan corrects momentum as it does."""
+
+    def trained(try_to_swap):
+        model = net(nn.BatchNorm1d(16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        plan = plan_for(model, 1, TopK(density=0.1), "allgather")
+        plan = plan.model_copy(update={"momentum_correction": momentum})
+        engine = parallelize(
+            model, plan, transport=LocalTransport(), optimizer=optimizer
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, 0, step, 1).backward()
+            optimizer.step()
+            if try_to_swap:
+                before = hooks_of(model, optimizer)
+                with pytest.raises(NoExactSecondMoments):
+                    engine.swap(corrected(model, Vgc()), replan(step))
+                assert hooks_of(model, optimizer) == before
+        assert engine.plan == plan
+        assert engine.replans == []
+        engine.close()
+        return list(model.parameters())
+
+    assert all(map(torch.equal, trained(True), trained(False)))
 
 
 FAILING = """
