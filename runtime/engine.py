@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from typing_extensions import Self
 
-from comm_plan.compressors.base import VELOCITY
+from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import CollectiveError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
@@ -54,11 +54,11 @@ from comm_plan.runtime.agreement import (
     check_settings,
     installed,
 )
-from comm_plan.runtime.bucket import BucketExchange, build_buckets
+from comm_plan.runtime.bucket import BucketExchange, build_buckets, velocities
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.momentum import TakenMomentum, taken_over
+from comm_plan.runtime.momentum import ChangeOfSides, TakenMomentum, taken_over
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -158,6 +158,7 @@ class Engine(Joinable):
         )
         _close_engine_of(model)
         self.model = model
+        self.plan = plan
         self.step = 0
         self.skipped_steps = 0
         self.last_step_skipped = False
@@ -194,7 +195,9 @@ class Engine(Joinable):
                 second_moments=None,
             )
             self._execute(plan)
-            opened.push(self._executing)
+            if self._momentum is not None:
+                self._momentum.before_compression = velocities(self.buckets).keys()
+            opened.callback(self._stop)
             broadcast_tensors(self._transport, list(model.parameters()))
             broadcast_tensors(self._transport, list(model.buffers()))
             opened.pop_all()
@@ -211,7 +214,7 @@ class Engine(Joinable):
         return self._transport
 
     def swap(self, plan: Plan, replan: Replan) -> None:
-        """Go on by another plan; residuals move with their parameters.
+        """Go on by another plan; residuals and momentum move with their parameters.
 
         Every rank calls it between the same two steps.
 
@@ -228,9 +231,13 @@ class Engine(Joinable):
         check_ranks(plan, self.model, self._transport)
         if self._setup.on_reduced is not None:
             check_never_refused(plan)
-        state = self.state_dict()
+        self._settle_momentum()
+        if self._given_moments is not None:
+            self._given_moments.reset()
+        state, before = self.state_dict(), velocities(self.buckets)
         self._execute(plan)
         self.load_state_dict(state)
+        self._change_sides(before)
         self.replans.append(replan)
 
     def on_reduced(self, callback: OnReduced | None) -> None:
@@ -323,7 +330,7 @@ class Engine(Joinable):
         if self._closed:
             return
         self._closed = True
-        self._executing.close()
+        self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
         self._setup.thread.close()
@@ -378,10 +385,11 @@ class Engine(Joinable):
         If that fails, nothing has changed.
         """
         parameters = trainable(self.model)
-        with ExitStack() as begun:
-            momentum = taken_over(plan, self._optimizer)
-            if momentum is not None:
-                begun.callback(momentum.close)
+        taken = self._momentum if self.plan.momentum_correction else None
+        with ExitStack() as undo, ExitStack() as begun:
+            momentum = taken_over(plan, self._optimizer, taken)
+            if momentum is not None and momentum is not taken:
+                undo.callback(momentum.close)
             buckets = build_buckets(
                 plan,
                 parameters,
@@ -390,13 +398,6 @@ class Engine(Joinable):
                 self._share,
                 None if momentum is None else momentum.of,
             )
-            if momentum is not None:
-                momentum.before_compression = {
-                    parameter
-                    for bucket in buckets
-                    if VELOCITY in bucket.compressor.state
-                    for parameter in bucket.parameters
-                }
             moments = self._given_moments
             if moments is None:
                 moments = _exact_second_moments(self.model, buckets)
@@ -406,10 +407,55 @@ class Engine(Joinable):
             begun.enter_context(attach(self.model, places, self._callbacks()))
             self._executing.close()
             self._executing = begun.pop_all()
+            undo.pop_all()
         self.plan = plan
-        self._momentum = momentum
+        self._momentum = momentum or self._momentum
         self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
         self._begin_step()
+
+    def _stop(self) -> None:
+        """Remove all hooks but those that were given."""
+        self._executing.close()
+        self._settle_momentum()
+        if self._momentum is not None:
+            self._momentum.close()
+
+    def _change_sides(self, before: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Bring momentum to where the plan applies it, now or after a step to come.
+
+        Args:
+            before: this rank's velocities under the last plan.
+        """
+        if self._momentum is None:
+            return
+        after, remembered = velocities(self.buckets), self.remembered()
+        to_buffers = {}
+        for name, parameter in trainable(self.model).items():
+            if parameter in before and parameter not in after:
+                mean = before[parameter].clone()
+                self._transport.all_reduce(mean)
+                to_buffers[parameter] = mean.div_(self._transport.world_size)
+                factor = self._momentum.of(parameter).factor
+                remembered[name][RESIDUAL].mul_(1 - factor)
+        self._momentum.after_step(
+            ChangeOfSides(
+                to_buffers=to_buffers,
+                to_velocities={p: v for p, v in after.items() if p not in before},
+                before_compression=after.keys(),
+                scale=self._scale or 1.0,
+            )
+        )
+        if not self._stepped_since_update:
+            self._settle_momentum()
+
+    def _settle_momentum(self) -> None:
+        """Let momentum change sides, even if the optimizer has not taken its means."""
+        if self._momentum is None:
+            return
+        self._momentum.settle()
+        if not self.plan.momentum_correction:
+            self._momentum.close()
+            self._momentum = None
 
     # What the hooks call
 
@@ -433,6 +479,7 @@ class Engine(Joinable):
     def _on_forward(self) -> None:
         """Give up a backward that never ended; align buffers with rank 0."""
         self._require_finished()
+        self._settle_momentum()
         self._follow_scale()
         Join.notify_join_context(self)
         self._current.forward_pending = True
@@ -446,6 +493,7 @@ class Engine(Joinable):
         """Give up a backward that never ended before others accumulate gradients."""
         if self._current.graph_task is not None:
             self._require_finished()
+        self._settle_momentum()
 
     def _on_backward(self, graph_task: int) -> bool:
         first = self._current.graph_task is None
@@ -470,7 +518,7 @@ class Engine(Joinable):
         """Take part in the step even if this rank's loss used no parameter."""
         if self._setup.thread.is_current:  # in on_reduced
             return
-        if self._momentum is not None:
+        if self._momentum is not None and self.plan.momentum_correction:
             self._momentum.require(optimizer)
         self._require_finished()
         pending = self._current.forward_pending and not self._stepped_since_update

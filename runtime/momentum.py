@@ -18,7 +18,8 @@ tensor sent at once, both are the step of ``torch.optim.SGD``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,24 @@ REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
 MomentumOf = Callable[[nn.Parameter], Momentum]
 
 logger = logging.getLogger("comm_plan")
+
+
+@dataclass(frozen=True)
+class ChangeOfSides:
+    """What of the momentum goes where when the plan changes.
+
+    Attributes:
+        to_buffers: flat float32 [numel] by parameter, equal on all ranks, for the
+            optimizer's buffer.
+        to_velocities: velocities, the same, that take the optimizer's buffer over.
+        before_compression: the parameters that get momentum there from then on.
+        scale: of the loss, and so of velocities; the optimizer's buffers have none.
+    """
+
+    to_buffers: Mapping[nn.Parameter, torch.Tensor]
+    to_velocities: Mapping[nn.Parameter, torch.Tensor]
+    before_compression: Set[nn.Parameter]
+    scale: float = 1.0
 
 
 class TakenMomentum:
@@ -56,6 +75,7 @@ class TakenMomentum:
         self._optimizer = optimizer
         self._places = _places(optimizer)
         self._replaced: list[dict[str, Any]] = []
+        self._change: ChangeOfSides | None = None
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -73,14 +93,7 @@ class TakenMomentum:
         Raises:
             InputError: the optimizer does not have it.
         """
-        if parameter not in self._places:
-            self._places = _places(self._optimizer)
-        if parameter not in self._places:
-            raise InputError(
-                "the optimizer lacks a parameter of the plan, so that its momentum is "
-                "unknown: give the optimizer of all of them"
-            )
-        group = self._optimizer.param_groups[self._places[parameter]]
+        group = self._group_of(parameter)
         return Momentum(group["momentum"], group["nesterov"])
 
     def require(self, optimizer: torch.optim.Optimizer) -> None:
@@ -96,11 +109,40 @@ class TakenMomentum:
                 "momentum may be applied twice: give parallelize that one"
             )
 
+    def after_step(self, change: ChangeOfSides) -> None:
+        """Let momentum change sides once the optimizer has taken the means it has."""
+        self._change = change
+
+    def settle(self) -> None:
+        """Let momentum change sides now, if it was to: no step came in between."""
+        change, self._change = self._change, None
+        if change is None:
+            return
+        for parameter, velocity in change.to_buffers.items():
+            if self.of(parameter).factor:
+                self._fill_buffer(parameter, velocity / change.scale)
+        for parameter, velocity in change.to_velocities.items():
+            state = self._optimizer.state.get(parameter, {})
+            buffer = state.pop("momentum_buffer", None)
+            if buffer is not None:
+                velocity.copy_(buffer.flatten()).mul_(change.scale)
+        self.before_compression = change.before_compression
+
     def close(self) -> None:
         """Leave the optimizer as it was."""
         for hook in self._hooks:
             hook.remove()
         self._restore()
+
+    def _group_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        if parameter not in self._places:
+            self._places = _places(self._optimizer)
+        if parameter not in self._places:
+            raise InputError(
+                "the optimizer lacks a parameter of the plan, so that its momentum is "
+                "unknown: give the optimizer of all of them"
+            )
+        return self._optimizer.param_groups[self._places[parameter]]
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
@@ -127,6 +169,15 @@ class TakenMomentum:
         self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
     ) -> None:
         self._restore()
+        self.settle()
+
+    @torch.no_grad()
+    def _fill_buffer(self, parameter: nn.Parameter, velocity: torch.Tensor) -> None:
+        """Make the buffer ``velocity`` and what the weight's decay has put there."""
+        state, group = self._optimizer.state[parameter], self._group_of(parameter)
+        moved = torch.empty_like(parameter).copy_(velocity.view(parameter.shape))
+        of_decay = state.get("momentum_buffer") if group["weight_decay"] else None
+        state["momentum_buffer"] = moved if of_decay is None else moved.add_(of_decay)
 
     def _restore(self) -> None:
         for group, kept in zip(
@@ -191,9 +242,16 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def taken_over(
-    plan: Plan, optimizer: torch.optim.Optimizer | None
+    plan: Plan,
+    optimizer: torch.optim.Optimizer | None,
+    taken: TakenMomentum | None = None,
 ) -> TakenMomentum | None:
     """Return the momentum that ``plan`` wants the engine to apply; None: none.
+
+    Args:
+        plan: the plan.
+        optimizer: whose.
+        taken: the same if it has been taken over already.
 
     Raises:
         InputError: it wants momentum of an optimizer that is not given or has none to
@@ -201,6 +259,8 @@ def taken_over(
     """
     if not plan.momentum_correction:
         return None
+    if taken is not None:
+        return taken
     if optimizer is None:
         raise InputError(
             "the plan corrects momentum, so the engine has to take over that of the "

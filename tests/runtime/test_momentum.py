@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from comm_plan import parallelize
 from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Hybrid, ModelTopK, PowerSgd, Strom, TopK, Vgc
 from comm_plan.runtime.momentum import can_be_corrected
+from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -73,6 +75,98 @@ def test_sending_everything_is_sgd_step_by_step(name, method):
         torch.testing.assert_close(
             parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("when", ["before the optimizer's step", "after it"])
+@pytest.mark.parametrize("method", ["topk", "model-topk"])
+@pytest.mark.parametrize("name", SGD)
+def test_changing_plans_is_sgd_step_by_step(name, method, when):
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plans = itertools.cycle(
+            [
+                corrected(model, RANKS, *WHOLE[method]),
+                plan_for(model, RANKS),
+                corrected(model, RANKS, None, "allreduce"),
+            ]
+        )
+        engine = parallelize(
+            model, next(plans), transport=transport, optimizer=optimizer
+        )
+
+        def swap():
+            engine.swap(next(plans), replan(engine.step))
+
+        if when != "after it":
+            engine.between_steps = swap
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss(model, transport.rank, step).backward()
+            optimizer.step()
+            if when == "after it":
+                swap()
+        engine.close()
+        return [p.detach() for p in model.parameters()]
+
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 8.0])
+def test_a_residual_that_had_its_momentum_is_not_repeated(loss_scale):
+    """Without gradients what was left is applied once, and momentum ends by itself."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8)
+    engine = parallelize(
+        model,
+        corrected(model, 1, TopK(density=0.2)),
+        transport=LocalTransport(),
+        optimizer=optimizer,
+        grad_scaler=scaler,
+    )
+
+    def step(number, weight=1.0):
+        optimizer.zero_grad()
+        scaler.scale(weight * loss(model, 0, number)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for number in range(3):
+        step(number)
+    expected = {}
+    for name, parameter in model.named_parameters():
+        left = engine.remembered()[name]
+        total = (left["residual"] + left["velocity"] * 0.8 / (1 - 0.8)) / loss_scale
+        expected[name] = parameter.detach() - 0.05 * total.view_as(parameter)
+    engine.swap(plan_for(model, 1), replan())
+    for number in range(80):
+        step(number, weight=0.0)
+    engine.close()
+    torch.testing.assert_close(dict(model.named_parameters()), expected)
+
+
+def test_a_change_of_plans_that_no_step_follows_is_made_all_the_same():
+    """Who drops the means of the step in which it was has the momentum too."""
+    model, optimizer, engine = alone(TopK(density=1.0), momentum=0.9)
+    steps(model, optimizer, 2)
+    engine.between_steps = lambda: engine.swap(plan_for(model, 1), replan())
+    velocity = {n: t["velocity"] for n, t in engine.remembered().items()}
+    loss(model, 0, 2).backward()
+    engine.between_steps = None
+    assert not any("momentum_buffer" in state for state in optimizer.state.values())
+    optimizer.zero_grad()
+    loss(model, 0, 3)
+    for name, parameter in model.named_parameters():
+        buffer = optimizer.state[parameter]["momentum_buffer"]
+        assert torch.equal(buffer.flatten(), velocity[name])
+    other = torch.optim.Adam(model.parameters())
+    other.step()  # the plan no longer says whose momentum it is
+    engine.close()
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def alone(spec, optimizer_class=torch.optim.SGD, **options):

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans import PartitionTopK, Replan, SparDL, TopK
+from comm_plan.plans import PartitionTopK, Replan, SparDL, TopK, Vgc
 from comm_plan.runtime.engine import Engine
-from comm_plan.tests.runtime.trainings import net, plan_for, workload
+from comm_plan.runtime.second_moments import MicroBatchSecondMoments
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
@@ -65,6 +66,20 @@ def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
         sent = sum(step[parameter] for step in mixed[:pairs])
         whole = sum(step[parameter] for step in dense[:pairs])
         torch.testing.assert_close(sent, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_second_moments_that_a_plan_did_not_want_are_not_the_next_ones():
+    model = net()
+    moments = MicroBatchSecondMoments(model, 2)
+    by_vgc = plan_for(model, 1, Vgc(), "allgather")
+    engine = Engine(model, by_vgc, LocalTransport(), second_moments=moments)
+    for plan in (plan_for(model, 1), by_vgc, by_vgc):
+        model.zero_grad()
+        with engine.no_sync():
+            model(torch.ones(2, FEATURES)).sum().backward()
+        model(torch.ones(2, FEATURES)).sum().backward()
+        engine.swap(plan, replan())
+    engine.close()
 
 
 def test_a_plan_for_another_model_is_refused():
