@@ -132,8 +132,8 @@ def rests_on(method: str, ratio: float) -> str:
         return "; but ".join(told)
     if known:
         most = known[-1]
-        told_of = f"at {most.ratio:.3g}x {_told(most)}"
-        return f"{method} at {ratio:.3g}x: not measured; {told_of}"
+        told_of = f"at {_times(most.ratio)} {_told(most)}"
+        return f"{method} at {_times(ratio)}: not measured; {told_of}"
     return f"{method}: its accuracy was not measured"
 
 
@@ -146,7 +146,7 @@ def _known(method: str) -> list[Evidence]:
 def _verdict(evidence: Evidence) -> str:
     verdict = "within noise" if evidence.within_noise else "loses accuracy"
     remedies = evidence.remedies and f", with {evidence.remedies}"
-    return f"{evidence.ratio:.3g}x{remedies}: {_told(evidence)}; {verdict}"
+    return f"{_times(evidence.ratio)}{remedies}: {_told(evidence)}; {verdict}"
 
 
 def method_name(spec: Spec, collective: str) -> str:
@@ -167,3 +167,7 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
             change = f"{task.metric} {task.difference:+.3f}"
         seeds = "1 seed" if task.seeds == 1 else f"{task.seeds} seeds"
         yield f"{change} on {task.name} ({task.steps} steps, {seeds})"
+
+
+def _times(ratio: float) -> str:
+    return f"{float(f'{ratio:.3g}'):g}x"

@@ -201,6 +201,8 @@ class Prices:
         messages = COLLECTIVES[collective].messages(self.world_size)
         compress, codec = self._device_seconds(spec, messages)
         codec = codec + self._summing_s(spec, collective)
+        if spec.lossless and self.world_size == 1:  # one rank sends nothing
+            compress, codec = np.zeros_like(compress), np.zeros_like(codec)
         return Option(
             compressor=spec,
             collective=collective,

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from comm_plan import units
 from comm_plan.errors import InputError
-from comm_plan.planner import evidence
 from comm_plan.planner.documents import dense_lower_bound_s, to_plan
-from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.remarks import remarks
 from comm_plan.planner.schedule import Schedule
 from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, TODAY, find_solver
 from comm_plan.plans.plan import Plan
@@ -134,33 +134,12 @@ class Summary:
         return text
 
     def remarks(self, solver: str) -> list[str]:
-        """Return what training by the plan that was asked for will do besides."""
-        options = self.row(solver).solution.options
-        accuracy = (f"accuracy: {known}" for known in evidence.of(options))
-        return [*self._second_moments(options), *accuracy]
+        """Return what must be known beside the prediction of the plan asked for.
 
-    def _second_moments(self, options: Sequence[Option]) -> list[str]:
-        moments = self.problem.prices.profile.second_moments
-        wanting = {
-            option.compressor.kind
-            for option in options
-            if option.compressor.needs_second_moments
-        }
-        if not wanting:
-            return []
-        names = " and ".join(sorted(wanting))
-        said = []
-        if moments is not None and moments.objection is not None:
-            said.append(
-                f"{names} will take second moments from {moments.micro_batches} "
-                f"micro-batches: {moments.objection}"
-            )
-        if moments is None or moments.extra_s is None:
-            said.append(
-                f"the times of {names} leave out what second moments take: the "
-                "profile does not say"
-            )
-        return said
+        Raises:
+            InputError: it could not be made, and why.
+        """
+        return list(remarks(self.problem, self.row(solver).solution))
 
     def row(self, solver: str) -> Prediction:
         """Return the row of a solver that was asked for.
@@ -274,11 +253,12 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
     gain = _gain(merged.iteration_s, today.iteration_s)
     most = _gain(planned.iteration_s, today.iteration_s)
     if most <= WORTHWHILE:
+        best = "no plan is" if most <= 0 else f"the best plan is {_percent(most)}"
         text = (
-            f"nothing to gain: the best plan is {_percent(most)} faster than DDP's "
-            f"buckets, and no dense plan beats {lower_bound_s * 1e3:.4g} ms"
+            f"nothing to gain: {best} faster than DDP's buckets, and no dense plan "
+            f"beats {units.seconds(lower_bound_s)}"
         )
-        if all(SOLVERS[row.solver].is_baseline for row in rows if row.forced is None):
+        if all(row.forced is None and SOLVERS[row.solver].is_baseline for row in rows):
             text += "; compression was not tried: solver auto chooses it"
         return text
     if gain > most - WORTHWHILE:

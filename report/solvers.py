@@ -125,7 +125,8 @@ class DrawnSchedule(Protocol):
 
 def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
     """Return every solver's prediction; the row ``chosen`` stands out."""
-    title = f"predicted with {summary.world_size} ranks"
+    ranks = "1 rank" if summary.world_size == 1 else f"{summary.world_size} ranks"
+    title = f"predicted with {ranks}"
     if summary.extrapolated_from is not None:
         title += f", extrapolated from {summary.extrapolated_from}"
     table = Table(

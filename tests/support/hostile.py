@@ -35,6 +35,14 @@ _TEXT = st.text(  # without "n", so that none says nan or inf
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="n"), max_size=12
 )
 
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 1) | _TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
 
 def from_schema(schema: Schema, root: Schema | None = None) -> st.SearchStrategy[Any]:
     """Return what draws the values that ``schema`` allows.
@@ -52,6 +60,8 @@ def from_schema(schema: Schema, root: Schema | None = None) -> st.SearchStrategy
     choices = schema.get("anyOf") or schema.get("oneOf")
     if choices:
         return st.one_of([from_schema(choice, root) for choice in choices])
+    if "type" not in schema:
+        return _ANYTHING
     return _OF_TYPE[schema["type"]](schema, root)
 
 

@@ -1,0 +1,84 @@
+"""What must be known beside a prediction: what it rests on, and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comm_plan import units
+from comm_plan.planner import evidence
+from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.uncertainty import expected_error_s
+
+BEYOND = 2
+"""A message that is so many times as long as any measured one is worth a word."""
+
+
+def remarks(problem: Problem, solution: Solution) -> Iterator[str]:
+    """Yield in a sentence each what training by ``solution`` will do besides."""
+    yield from _second_moments(problem, solution)
+    yield from _measured_alone(problem)
+    yield from _beyond_samples(problem, solution)
+    yield from _error(problem, solution)
+    for known in evidence.of(solution.options):
+        yield f"accuracy: {known}"
+
+
+def _second_moments(problem: Problem, solution: Solution) -> Iterator[str]:
+    moments = problem.prices.profile.second_moments
+    wanting = {
+        option.compressor.kind
+        for option in solution.options
+        if option.compressor.needs_second_moments
+    }
+    if not wanting:
+        return
+    names = " and ".join(sorted(wanting))
+    if moments is not None and moments.objection is not None:
+        yield (
+            f"{names} will take second moments from {moments.micro_batches} "
+            f"micro-batches: {moments.objection}"
+        )
+    if moments is None or moments.extra_s is None:
+        yield (
+            f"the times of {names} leave out what second moments take: the profile "
+            "does not say"
+        )
+
+
+def _measured_alone(problem: Problem) -> Iterator[str]:
+    """Yield that the profile is of one rank, which has all cores to itself."""
+    profile = problem.prices.profile
+    together = 0 if profile.contention is None else profile.contention.world_size
+    if profile.iterations is not None and together <= 1 < problem.world_size:
+        yield (
+            "the profile is of one rank: how ranks and their communication slow each "
+            "other is left out; profile as you will train (torchrun, mpirun, "
+            "--local-ranks)"
+        )
+
+
+def _beyond_samples(problem: Problem, solution: Solution) -> Iterator[str]:
+    """Yield that messages are far longer than what was measured."""
+    longest: dict[str, float] = {}
+    for start, stop, option in solution.buckets():
+        leg = option.legs[-1]
+        nbytes = float(leg.nbytes[stop] - leg.nbytes[start]) + leg.fixed_nbytes
+        longest[option.collective] = max(nbytes, longest.get(option.collective, 0.0))
+    for collective, nbytes in longest.items():
+        cost = problem.prices.network.collectives.get(collective)
+        most = cost.samples[-1].nbytes if cost and cost.samples else nbytes
+        if nbytes > BEYOND * most:
+            yield (
+                f"{collective} was measured up to {units.nbytes(most)}, the plan sends "
+                f"{units.nbytes(nbytes)} at once: benchmark-network with a larger "
+                "--max-bytes"
+            )
+
+
+def _error(problem: Problem, solution: Solution) -> Iterator[str]:
+    error_s = expected_error_s(problem, solution)
+    if error_s is not None:
+        yield (
+            f"predictions are within about {units.seconds(error_s)} by how far the "
+            "measurements scatter, much the same for all plans; tune tries them"
+        )
