@@ -128,8 +128,8 @@ class ExactSecondMoments:
     def reset(self) -> None:
         """Forget the backward passes so far, but not the forward that may be next.
 
-        An engine calls it when it gives a step up; call it where gradients of
-        ``no_sync`` are thrown away.
+        An engine calls it when it gives a step up. Gradients that are set to None need
+        no call; call it where some are thrown away otherwise.
         """
         self._sums.clear()
 
@@ -152,6 +152,8 @@ class ExactSecondMoments:
             self._refuse_mixing()
             self._batch_size = batch_size((args, kwargs))
             self._seen.clear()
+            for parameter in [p for p in self._sums if p.grad is None]:
+                del self._sums[parameter]  # its gradient was thrown away
 
     def _on_forward(
         self, layer: _Layer, module: nn.Module, inputs: tuple[Any, ...], output: Any

@@ -117,8 +117,8 @@ class MicroBatchSecondMoments:
     def reset(self) -> None:
         """Forget the backward passes so far, but not the forward that may be next.
 
-        An engine calls it when it gives a step up; call it where gradients of
-        ``no_sync`` are thrown away.
+        An engine calls it when it gives a step up. Gradients that are set to None need
+        no call; call it where some are thrown away otherwise.
         """
         for parameter in self._accumulated:
             self._accumulated[parameter] = _Accumulated()
@@ -133,6 +133,9 @@ class MicroBatchSecondMoments:
     ) -> None:
         if torch.is_grad_enabled():
             self._samples = batch_size((args, kwargs))
+            for parameter in self._accumulated:
+                if parameter.grad is None:  # thrown away, if there was one
+                    self._accumulated[parameter] = _Accumulated()
 
     @torch.no_grad()
     def _on_gradient(self, parameter: nn.Parameter) -> None:

@@ -393,6 +393,25 @@ def test_each_step_starts_anew():
     assert torch.equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("kind", [ExactSecondMoments, MicroBatchSecondMoments])
+def test_gradients_that_are_thrown_away_leave_nothing(kind, set_to_none):
+    """After a backward that failed within ``no_sync``, say."""
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
+    moments = kind(model) if kind is ExactSecondMoments else kind(model, 2)
+    found = []
+    for _ in range(2):
+        for part in inputs.chunk(2):
+            (mean_loss(model, part) / 2).backward()
+        found.append([moments.of(parameter) for parameter in model.parameters()])
+        mean_loss(model, inputs).backward()
+        model.zero_grad(set_to_none)
+        if not set_to_none:
+            moments.reset()
+    assert all(map(torch.equal, *found))
+
+
 def test_layers_that_exact_refuses_have_an_estimate():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     for estimate in micro_batches(model, torch.randn(8, 3), 2):
