@@ -15,10 +15,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comm_plan.collectives.bandwidth import algbw, busbw
 from comm_plan.commbench.measurement import merged
-from comm_plan.errors import DocumentError, InputError
-from comm_plan.plans.network import Network, Sample
+from comm_plan.errors import DocumentError
+from comm_plan.plans.network import Sample
 
 PROGRAMS = {
     "all_reduce_perf": "allreduce",
@@ -29,7 +28,6 @@ PROGRAMS = {
 }
 SYNC = "nccl-tests: iterations back to back, mean over iterations and ranks"
 DEFAULT_ITERATIONS = 20
-FLOAT_NBYTES = 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class ResultRow:
     root: int = -1
     wrong: float = 0.0
     iterations: int = DEFAULT_ITERATIONS
-    count: int = 0
     min_us: float | None = None
     p95_us: float | None = None
 
@@ -103,46 +100,4 @@ def _told_by(row: ResultRow, source: str) -> str:
     raise DocumentError(
         f"{source}: does not say which collective it is: put a first line "
         '"# Collective test starting: all_gather_perf", or whichever it was'
-    )
-
-
-def program_of(collective: str) -> str:
-    """Return the program that measures ``collective``.
-
-    Raises:
-        InputError: nccl-tests has none.
-    """
-    for program, name in PROGRAMS.items():
-        if name == collective:
-            return program
-    known = ", ".join(PROGRAMS.values())
-    raise InputError(f"nccl-tests has no {collective}, only {known}")
-
-
-def rows_of(network: Network, collective: str) -> list[ResultRow]:
-    """Return the samples of ``collective`` as rows; the time is the median.
-
-    Raises:
-        InputError: there are none.
-    """
-    cost = network.collectives.get(collective)
-    if cost is None or not cost.samples:
-        raise InputError(f"the network has no samples of {collective}: measure it")
-    return [_row(network.world_size, collective, sample) for sample in cost.samples]
-
-
-def _row(world_size: int, collective: str, sample: Sample) -> ResultRow:
-    parts = world_size if collective in ("allgather", "reduce_scatter") else 1
-    bus = busbw(collective, world_size, sample.nbytes, sample.median_s)
-    return ResultRow(
-        nbytes=sample.nbytes,
-        time_us=sample.median_s * 1e6,
-        algbw=algbw(sample.nbytes, sample.median_s) / 1e9,
-        busbw=(bus or 0.0) / 1e9,
-        redop="sum" if collective in ("allreduce", "reduce_scatter") else "none",
-        root=0 if collective == "broadcast" else -1,
-        iterations=sample.iterations,
-        count=sample.nbytes // FLOAT_NBYTES // parts,
-        min_us=sample.min_s * 1e6,
-        p95_us=sample.p95_s * 1e6,
     )

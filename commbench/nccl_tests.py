@@ -26,12 +26,9 @@ from comm_plan.commbench.nccl_rows import (
     SYNC,
     ResultRow,
     collective_of,
-    program_of,
-    rows_of,
     samples,
 )
 from comm_plan.errors import DocumentError
-from comm_plan.plans.network import Network
 
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*_perf)(?=\b|_)")
 _RANK = re.compile(r"Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device")
@@ -149,50 +146,3 @@ def _row(
         )
     except (KeyError, ValueError):
         return None
-
-
-def write(network: Network, collective: str) -> str:
-    """Return the samples of one collective as nccl-tests would print them.
-
-    Both groups of columns hold the median, the one time there is.
-
-    Raises:
-        InputError: the network has no samples of ``collective``, or nccl-tests has no
-            such collective.
-    """
-    program, rows = program_of(collective), rows_of(network, collective)
-    lines = [
-        f"# Collective test starting: {program}",
-        f"# nThread 1 nGpus 1 minBytes {rows[0].nbytes} maxBytes {rows[-1].nbytes} "
-        f"iters: {min(row.iterations for row in rows)}",
-        "# Measured by comm-plan: time is the median, of the slowest rank each time",
-        f"# Backend {network.backend}",
-        "#",
-        "# Using devices",
-        *(_rank_line(network, rank) for rank in range(network.world_size)),
-        "#",
-        _HEAD.format("size", "count", "type", "redop", "root")
-        + 2 * _TIMES.format("time", "algbw", "busbw", "#wrong"),
-        _HEAD.format("(B)", "(elements)", "", "", "")
-        + 2 * _TIMES.format("(us)", "(GB/s)", "(GB/s)", ""),
-        *(_line(row) for row in rows),
-        f"# Collective test concluded: {program}",
-    ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-_HEAD = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
-_TIMES = "  {:>9}  {:>6}  {:>6}  {:>6}"
-
-
-def _rank_line(network: Network, rank: int) -> str:
-    hosts = network.hosts or ("unknown",)
-    host = hosts[rank * len(hosts) // network.world_size]
-    return f"#  Rank {rank:2d} Group  0 Pid      0 on {host:>10} device  0 [0x00] none"
-
-
-def _line(row: ResultRow) -> str:
-    size = f"{row.nbytes:>12}  {row.count:>12}"
-    kind = f"  {'float':>8}  {row.redop:>6}  {row.root:>6}"
-    times = f"{row.time_us:.2f}", f"{row.algbw:.2f}", f"{row.busbw:.2f}", "0"
-    return size + kind + 2 * _TIMES.format(*times)

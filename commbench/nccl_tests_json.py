@@ -8,7 +8,6 @@ percentile are real ones.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,15 +18,10 @@ from comm_plan.commbench.nccl_rows import (
     SYNC,
     ResultRow,
     collective_of,
-    program_of,
-    rows_of,
     samples,
 )
 from comm_plan.errors import DocumentError
 from comm_plan.plans.document import parse_object, refused_as
-from comm_plan.plans.network import Network
-
-FILE_VERSION = 2  # the one that nccl-tests 2.18 writes
 
 
 def recognises(text: str) -> bool:
@@ -95,47 +89,3 @@ def _row(result: Mapping[str, Any], iterations: int) -> ResultRow:
         min_us=single.get("min_us"),
         p95_us=single.get("p95_us"),
     )
-
-
-def write(network: Network, collective: str) -> str:
-    """Return the samples of one collective as ``-J`` would write them.
-
-    Raises:
-        InputError: the network has no samples of ``collective``, or nccl-tests has no
-            such collective.
-    """
-    hosts = network.hosts or ("unknown",)
-    size = network.world_size
-    ranks = [(rank, hosts[rank * len(hosts) // size]) for rank in range(size)]
-    report = {
-        "version": FILE_VERSION,
-        "args": [program_of(collective)],
-        "backend": network.backend,
-        "config": {
-            "nthreads": 1,
-            "ngpus": 1,
-            "devices": [{"rank": rank, "hostname": host} for rank, host in ranks],
-        },
-        "results": [_result(row) for row in rows_of(network, collective)],
-    }
-    return json.dumps(report, indent=2) + "\n"
-
-
-def _result(row: ResultRow) -> dict[str, Any]:
-    times = {
-        "time": row.time_us,
-        "alg_bw": row.algbw,
-        "bus_bw": row.busbw,
-        "nwrong": 0.0,
-    }
-    single = {"min_us": row.min_us, "p50_us": row.time_us, "p95_us": row.p95_us}
-    return {
-        "size": row.nbytes,
-        "count": row.count,
-        "type": "float",
-        "redop": row.redop,
-        "root": str(row.root),
-        "out_of_place": times,
-        "out_of_place_per_iter": single,
-        "actual_iterations": row.iterations,
-    }

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from comm_plan.commbench.measurement import Measurement, merged
 from comm_plan.errors import DocumentError, InputError
-from comm_plan.plans.network import Network, Sample
+from comm_plan.plans.network import Sample
 
 TITLES = {
     "Allreduce": "allreduce",
@@ -156,35 +156,3 @@ def _parts(collective: str, world_size: int | None, source: str) -> int:
             "ranks: give --world-size"
         )
     return world_size
-
-
-def write(network: Network, collective: str) -> str:
-    """Return the samples of one collective as OSU would print them.
-
-    Raises:
-        InputError: the network has no samples of ``collective``, or OSU has no such
-            benchmark.
-    """
-    titles = [title for title, name in TITLES.items() if name == collective]
-    if not titles:
-        known = ", ".join(TITLES.values())
-        raise InputError(f"OSU has no {collective}, only {known}")
-    cost = network.collectives.get(collective)
-    if cost is None or not cost.samples:
-        raise InputError(f"the network has no samples of {collective}: measure it")
-    parts = network.world_size if collective == "allgather" else 1
-    backend = network.backend.upper()
-    title = " ".join(["# OSU", backend, *filter(None, titles), "Latency Test"])
-    head = f"{'# Size':<10}" + "".join(f"{name:>18}" for name in _HEADS)
-    rows = (_line(sample, parts) for sample in cost.samples)
-    return "\n".join([title, _NOTE, head + "  Iterations", *rows]) + "\n"
-
-
-_NOTE = "# Measured by comm-plan: Avg is the median, Max the 95th percentile"
-_HEADS = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
-
-
-def _line(sample: Sample, parts: int) -> str:
-    times = (sample.median_s, sample.min_s, sample.p95_s)
-    cells = "".join(f"{seconds * 1e6:>18.2f}" for seconds in times)
-    return f"{sample.nbytes // parts:<10}{cells}{sample.iterations:>12}"

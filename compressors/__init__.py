@@ -6,19 +6,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from comm_plan.plans.compression import Spec, spec_class
+from comm_plan.plans.compression import Spec
 
 if TYPE_CHECKING:
     from comm_plan.compressors.base import Compressor, Context, Slot
-
-
-def compressor_class(kind: str) -> type[Compressor]:
-    """Return the class that implements the compressor ``kind``, loaded on first use.
-
-    Raises:
-        InputError: there is no such compressor.
-    """
-    return _implementation(spec_class(kind))
 
 
 def _implementation(spec: type[Spec]) -> type[Compressor]:

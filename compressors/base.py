@@ -126,11 +126,6 @@ class Compressor(ABC, Generic[SpecT]):
     their means."""
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
-        """Gradient dtypes that the compressor takes."""
-        return self.spec.dtypes
-
-    @property
     def carries_nonfinite(self) -> bool:
         """Whether messages are summed as plain numbers: inf or NaN reaches all."""
         return self.spec.carries_nonfinite

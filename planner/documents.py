@@ -57,7 +57,6 @@ def make_problem(
     tensors = profile.tensors
     problem = Problem(
         compute=Compute.of(profile),
-        numel=np.array([tensor.numel for tensor in tensors]),
         nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
         dtypes=tuple(_dtype(tensor) for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),

@@ -162,7 +162,6 @@ class Problem:
 
     Attributes:
         compute: when gradients are ready.
-        numel: [L] elements of each gradient.
         nbytes: [L] bytes of each gradient; of a sparse one those of an all-reduce that
             moves as much.
         dtypes: [L] their dtypes; a bucket has one, and a sparse gradient its own.
@@ -174,7 +173,6 @@ class Problem:
     """
 
     compute: Compute
-    numel: IntArray
     nbytes: IntArray
     dtypes: tuple[str, ...]
     layers: tuple[str, ...]

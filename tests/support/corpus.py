@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from comm_plan.commbench import nccl_tests, nccl_tests_json, osu
 from comm_plan.plans import (
     Bucket,
     Contention,
@@ -23,6 +22,7 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.tests.support import documents as build
+from comm_plan.tests.support.printed import by_nccl_tests, by_nccl_tests_json, by_osu
 
 LINK = EmulatedLink(bytes_per_s=12.5e6)
 
@@ -120,9 +120,9 @@ DOCUMENTS: dict[type[Document], Document] = {
 }
 
 IMPORTED = {
-    "nccl-tests": nccl_tests.write(NETWORK, "allreduce"),
-    "nccl-tests, JSON": nccl_tests_json.write(NETWORK, "allreduce"),
-    "OSU": osu.write(NETWORK, "allreduce"),
-    "OSU, all-gather": osu.write(NETWORK, "allgather"),
+    "nccl-tests": by_nccl_tests(NETWORK, "allreduce"),
+    "nccl-tests, JSON": by_nccl_tests_json(NETWORK, "allreduce"),
+    "OSU": by_osu(NETWORK, "allreduce"),
+    "OSU, all-gather": by_osu(NETWORK, "allgather"),
 }
 """What other benchmarks print, by whom."""
