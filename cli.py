@@ -265,6 +265,8 @@ def solve(
     check_writable(output)
     if literal and solver.value != "lags":
         raise typer.BadParameter("it is for --solver lags", param_hint="--literal")
+    if allow is not None and solver.value != "auto":
+        raise typer.BadParameter("it is for --solver auto", param_hint="--allow")
     settings = Settings(
         world_size=world_size,
         algorithm=_value(algorithm),

@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/gan.py profile            # generator.json and critic.json
+    OMP_NUM_THREADS=1 python examples/gan.py profile  # generator.json and critic.json
     comm-plan benchmark-network --local-ranks 2 -o network.json
     comm-plan solve generator.json network.json -o generator-plan.json
     comm-plan solve critic.json network.json -o critic-plan.json

@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/gpt.py profile                   # writes profile.json
+    OMP_NUM_THREADS=1 python examples/gpt.py profile  # writes profile.json
     comm-plan benchmark-network --local-ranks 2 -o network.json
     comm-plan solve profile.json network.json -o plan.json
     torchrun --nproc-per-node 2 examples/gpt.py plan.json

@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/images.py profile
+    OMP_NUM_THREADS=1 python examples/images.py profile
     torchrun --nproc-per-node 2 examples/images.py plan.json
 
 What comes between them is as in ``gpt.py``.

@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/language_model.py profile
+    OMP_NUM_THREADS=1 python examples/language_model.py profile
     torchrun --nproc-per-node 2 examples/language_model.py plan.json
 
 What comes between them is as in ``gpt.py``.

@@ -1,6 +1,6 @@
 """The network of ``images.py`` in Lightning.
 
-python examples/with_lightning.py profile       # writes profile.json
+OMP_NUM_THREADS=1 python examples/with_lightning.py profile       # writes profile.json
 torchrun --nproc-per-node 2 examples/with_lightning.py plan.json
 """
 

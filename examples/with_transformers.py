@@ -1,6 +1,6 @@
 """A GPT-2 with the Trainer of Hugging Face Transformers, made from a configuration.
 
-python examples/with_transformers.py profile    # writes profile.json
+OMP_NUM_THREADS=1 python examples/with_transformers.py profile    # writes profile.json
 torchrun --nproc-per-node 2 examples/with_transformers.py plan.json
 """
 
