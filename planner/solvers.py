@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from comm_plan.errors import unknown
+from comm_plan.plans.plan import TODAY
 
 if TYPE_CHECKING:
     from comm_plan.planner.problem import Problem, Solution
@@ -35,10 +36,13 @@ class Solver:
         return solution
 
 
+MERGED = "optimal"
+"""The best that merging alone can do."""
+
 SOLVERS = {
-    "optimal": Solver("optimal", is_baseline=True),
+    MERGED: Solver("optimal", is_baseline=True),
     "mg-wfbp": Solver("mg_wfbp", is_baseline=True),
-    "threshold": Solver("threshold", is_baseline=True),
+    TODAY: Solver("threshold", is_baseline=True),
     "wfbp": Solver("wfbp", is_baseline=True),
     "single": Solver("single", is_baseline=True),
     "lags": Solver("lags", chooses_compression=True, method="topk"),
@@ -46,12 +50,6 @@ SOLVERS = {
     "auto": Solver("auto", chooses_compression=True),
 }
 """Every solver by its name on the command line."""
-
-TODAY = "threshold"
-"""What people run without planning: the bucket sizes of PyTorch DDP."""
-
-MERGED = "optimal"
-"""The best that merging alone can do."""
 
 BASELINES = tuple(name for name, solver in SOLVERS.items() if solver.is_baseline)
 """Dense solvers that every plan is compared with."""

@@ -13,8 +13,8 @@ from comm_plan.planner.documents import dense_lower_bound_s, to_plan
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.remarks import remarks
 from comm_plan.planner.schedule import Schedule
-from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, TODAY, find_solver
-from comm_plan.plans.plan import Plan
+from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, find_solver
+from comm_plan.plans.plan import TODAY, Plan
 
 WORTHWHILE = 0.01
 """A gain of a smaller share of the iteration time is called none."""

@@ -20,6 +20,9 @@ from comm_plan.plans.document import (
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.timing import Timing
 
+TODAY = "threshold"
+"""The solver of what people run without planning: PyTorch DDP's bucket sizes."""
+
 
 class Bucket(Value):
     """Tensors that are sent together, in ready order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from comm_plan.planner.solvers import TODAY
+from comm_plan.plans.plan import TODAY
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
 
 WORTHWHILE = 0.01
