@@ -64,7 +64,7 @@ from comm_plan.plans.document import MAX_RANKS, MAX_SEED, YEAR_S
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
-    from comm_plan.plans import Document, EmulatedLink, Network, Profile
+    from comm_plan.plans import Document, EmulatedLink, Network, Plan, Profile
     from comm_plan.runtime.engine import Engine
     from comm_plan.runtime.learning_rate import LearningRate
     from comm_plan.runtime.trainer import Event
@@ -379,8 +379,7 @@ def train(
     """Train by the plan; compare the measured times with the predicted ones."""
     ranks = _as_planned(ranks, plan)
     _start_ranks(context, ranks)
-    from comm_plan.planner import replan
-    from comm_plan.plans import Network, Plan, Profile, check_writable
+    from comm_plan.plans import check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
@@ -389,24 +388,9 @@ def train(
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     check_writable(output)
-    chosen = given = Plan.load(plan)
-    here = place()
-    if elastic is not None and here.world_size != given.world_size:
-        documents = Profile.load(elastic[0]), Network.load(elastic[1])
-        chosen = replan(given, *documents, here.world_size)
-        if here.rank == 0:
-            screen.say(
-                f"solved again for {here.world_size} ranks: the plan is for "
-                f"{given.world_size}"
-            )
+    chosen = _plan_for_these(plan, elastic, _link(ranks))
     model = _load(workload, changes, optimizer, training.seed)
-    check_plan(chosen, model.model, here.world_size)
-    link = _link(ranks)
-    if here.rank == 0 and chosen.emulated_link != link:
-        screen.say(
-            f"the plan is for {chosen.emulated_link or 'a real network'}, this run is "
-            f"on {link or 'a real network'}"
-        )
+    check_plan(chosen, model.model, place().world_size)
     total = training.steps if training.epochs is None else None
     with (
         _connect(ranks, timeout_s) as transport,
@@ -850,6 +834,35 @@ def _load(
     given = {name: value for name, value in vars(changes).items() if value is not None}
     other = {**vars(optimizer), "optimizer": _value(optimizer.optimizer)}
     return with_optimizer(load(workload, seed=seed, **given), OptimizerOptions(**other))
+
+
+def _plan_for_these(
+    path: Path, elastic: tuple[Path, Path] | None, link: EmulatedLink | None
+) -> Plan:
+    """Return the plan, solved again if it may be and is for another number of ranks.
+
+    What is not as the plan has it is said by rank 0.
+    """
+    from comm_plan.planner import replan
+    from comm_plan.plans import Network, Plan, Profile
+
+    here, plan = place(), Plan.load(path)
+    said = []
+    if elastic is not None and here.world_size != plan.world_size:
+        said.append(
+            f"solved again for {here.world_size} ranks: the plan is for "
+            f"{plan.world_size}"
+        )
+        documents = Profile.load(elastic[0]), Network.load(elastic[1])
+        plan = replan(plan, *documents, here.world_size)
+    if plan.emulated_link != link:
+        said.append(
+            f"the plan is for {plan.emulated_link or 'a real network'}, this run is on "
+            f"{link or 'a real network'}"
+        )
+    for line in said if here.rank == 0 else ():
+        screen.say(line)
+    return plan
 
 
 def _learning_rate(training: Training) -> LearningRate:
