@@ -8,6 +8,8 @@
    within the tolerance of the best time remains; that plan is taken.
 3. Then bucket by bucket, the most compressed first, each is given the least compressing
    option that keeps the plan within the tolerance.
+4. If all are dense by then, the plan of ``optimal`` is taken, which has fewer buckets,
+   if it is within the tolerance too.
 
 Steps 1 and 2 are exact on the menu up to a ten-thousandth of the iteration time for
 each bucket (see ``joint``), and, for models of more than 128 tensors, over 128 places
@@ -41,7 +43,11 @@ def solve(problem: Problem) -> Solution:
     fastest = joint.within(problem, options, _seconds(problem, known)) or known
     limit = _seconds(problem, fastest) * (1 + problem.settings.tolerance)
     least = _least_ratio(problem, options, limit) or fastest
-    return _relaxed(problem, least, options, limit)
+    relaxed = _relaxed(problem, least, options, limit)
+    if any(option is not problem.prices.dense for option in relaxed.options):
+        return relaxed
+    merged = optimal.solve(problem.dense)
+    return merged if _seconds(problem, merged) <= limit else relaxed
 
 
 def menu(problem: Problem) -> list[Option]:

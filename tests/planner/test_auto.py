@@ -56,6 +56,7 @@ def test_lossless_auto_is_optimal_merging(build):
     assert plan.is_dense
     fastest = plan.predicted.baselines["optimal"]
     assert plan.predicted.iteration_s == pytest.approx(fastest)
+    assert plan.buckets == planned(profile, network, "optimal").buckets
 
 
 def test_what_may_leave_nothing_out_is_not_tried_at_density_1(build):
