@@ -31,9 +31,10 @@ from comm_plan.commbench.nccl_rows import (
 from comm_plan.errors import DocumentError
 
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*_perf)(?=\b|_)")
-_RANK = re.compile(r"Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device")
-_THREADS = re.compile(r"nThread\s+(\d+)\s+nGpus\s+(\d+)")
-_ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )\biters:\s*(\d+)")
+_NUMBER = r"(\d{1,18})\b"  # a longer one counts nothing that there is
+_RANK = re.compile(rf"Rank\s+{_NUMBER}\s.*?\bon\s+(\S+)\s+device")
+_THREADS = re.compile(rf"nThread\s+{_NUMBER}\s+nGpus\s+{_NUMBER}")
+_ITERATIONS = re.compile(rf"(?<!warmup )(?<!agg )\biters:\s*{_NUMBER}")
 _BACKEND = re.compile(r"\s*# Backend (\S+)")
 
 

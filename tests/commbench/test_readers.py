@@ -122,6 +122,14 @@ def test_threads_and_gpus_of_one_process_count():
     assert only(nccl_tests.read(text)).world_size == 8
 
 
+@pytest.mark.parametrize(
+    "line", ["#  Rank {} Group 0 on a device 0", "# nThread {} nGpus 1 iters: {}"]
+)
+def test_numbers_that_count_nothing_say_nothing(line):
+    found = only(nccl_tests.read(line.format("9" * 5000, "9" * 5000) + "\n" + NEW, "f"))
+    assert found == only(nccl_tests.read(NEW, "f"))
+
+
 def test_rows_of_no_bytes_are_left_out():
     zero = "0  0  float  sum  -1  5.70  0.00  0.00  0  5.54  0.00  0.00  0\n"
     row = "1024  256  float  sum  -1  30.0  0.03  0.03  0  29.0  0.03  0.03  0"
