@@ -131,4 +131,5 @@ def test_auto_may_use_what_the_page_on_accuracy_says():
         "fp16": 2,
         "bf16": 2,
         "qsgd": 8,
+        "topk": 20,
     }
