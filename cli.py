@@ -150,8 +150,8 @@ def profile(
     from comm_plan.profiler import measure_all
 
     check_writable(output)
-    model = _load(workload, changes, optimizer)
     kinds = _kinds(compressors)
+    model = _load(workload, changes, optimizer)
     with (
         _connect(ranks) as transport,
         screen.progress() as progress,
@@ -733,7 +733,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Torch prints what it also raises, with frames of C++, on every rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
-        code = app(words or ["--help"], obj=words, standalone_mode=False)
+        code = app(words or ["--help"], "comm-plan", obj=words, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except CommPlanError as error:
@@ -815,6 +815,11 @@ def _connect(ranks: Ranks, timeout_s: float = 300.0) -> Iterator[Transport]:
     ) as transport:
         if link is None:
             yield transport
+        elif transport.world_size == 1:
+            raise InputError(
+                "--emulate-link: one rank sends nothing: start more (--local-ranks, "
+                "torchrun, mpirun)"
+            )
         else:
             from comm_plan.collectives.emulation import emulate
 

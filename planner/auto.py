@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from comm_plan.errors import InputError
 from comm_plan.planner import joint, optimal
-from comm_plan.planner.evidence import ROUNDING
+from comm_plan.planner.evidence import SLACK
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import BY_DEFAULT, method
@@ -67,7 +67,7 @@ def menu(problem: Problem) -> list[Option]:
         if limit <= 1:
             continue
         for spec in named.variants(limit):
-            if spec.lossless or spec.ratio > limit * ROUNDING:
+            if spec.lossless or spec.ratio > limit * SLACK:
                 continue
             try:
                 options.append(problem.prices.fitted(spec, collective))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Accuracy = Literal["none", "noise", "loss"]
 """What may be lost: nothing; nothing that could be told from noise; something."""
 
-ROUNDING = 1 + 1e-9
+SLACK = 1 + 1e-9
 """Ratios are no exact numbers; one that is higher by less is not higher."""
 
 
@@ -123,7 +123,7 @@ def rests_on(method: str, ratio: float) -> str:
     where gentler ones lost accuracy, those too.
     """
     known = _known(method)
-    covering = [found for found in known if found.ratio * ROUNDING >= ratio]
+    covering = [found for found in known if found.ratio * SLACK >= ratio]
     if covering:
         nearest = min(covering, key=lambda found: bool(found.remedies))
         told = [f"{method} up to {_verdict(nearest)}"]

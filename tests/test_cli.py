@@ -99,6 +99,8 @@ def test_the_version_is_told_whatever_follows(command, words):
         (f"train gan --plan p.json --batch-size {'9' * 400}", "--batch-size"),
         ("train gan --plan plan.json --seed -1", "--seed"),
         ("tune gan --seed -1", "--seed"),
+        ("profile replay:profile.json --emulate-link 1gbit", "one rank sends nothing"),
+        ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
     ],
 )
@@ -329,6 +331,11 @@ def test_plans_are_tuned_and_compared_behind_an_emulated_link(here, command):
         assert document.emulated_link == EmulatedLink.parse("1gbit:1ms")
     page = command("report", "tuning", "-o", "report.html")
     assert page.returncode == 0, page.stderr
+
+
+def test_one_rank_has_nothing_to_tune(here, command):
+    words = ("tune", REPLAYED, "--network", "network.json")
+    assert "one rank has nothing to communicate" in command.refused(*words)
 
 
 def test_a_link_that_cannot_be_read_is_refused(here, command):

@@ -190,13 +190,13 @@ def _posed(
         if spec.lossless:
             continue
         name = f"{MERGED}, {method_name}"
-        if spec.ratio > settings.max_ratio * evidence.ROUNDING:
+        if spec.ratio > settings.max_ratio * evidence.SLACK:
             missing[name] = (
                 f"it leaves out {spec.ratio:.4g}x, above --max-ratio "
                 f"{settings.max_ratio:g}"
             )
             continue
-        if spec.ratio > settings.ratio_limit(method_name) * evidence.ROUNDING:
+        if spec.ratio > settings.ratio_limit(method_name) * evidence.SLACK:
             known = evidence.rests_on(method_name, spec.ratio)
             missing[name] = f"its accuracy is not known to be that of dense: {known}"
             continue

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from comm_plan.errors import CommPlanError, WorkloadError
+from comm_plan.errors import CommPlanError, WorkloadError, one_line
 from comm_plan.workloads.base import Workload
 
 WORKLOADS = {
@@ -177,5 +177,5 @@ def _called(name: str, make: Callable[..., Any], options: dict[str, Any]) -> Any
 
 
 def _in_one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(str(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
