@@ -85,7 +85,7 @@ def test_a_plan_that_loses_is_told_so(build):
     summary = compared(_profile(build), _network(build, 3e-3, 3e-10))
     text = summary.judgement("wfbp")
     assert text.startswith("this plan, wfbp, loses: ")
-    assert "more time than DDP's buckets; auto takes " in text
+    assert "more time than DDP's buckets; optimal takes " in text
 
 
 def test_a_plan_that_wins_is_told_so(build):
