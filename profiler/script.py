@@ -205,6 +205,7 @@ class _Steps:
         callbacks = Callbacks(
             listening=lambda: True,
             on_forward=self._on_forward,
+            on_local_forward=lambda: None,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
             on_accumulated=lambda place: None,

@@ -64,23 +64,23 @@ class Callbacks:
     Attributes:
         listening: whether to call anything now; not so within ``no_sync``.
         on_forward: a training forward begins, not one that a checkpoint repeats.
+        on_local_forward: the same while nothing is listening.
         on_backward: a gradient arrives in this graph task. Returns whether to call
             ``on_backward_end`` at its end: true once a step.
         on_gradient: this parameter's ``.grad`` is complete.
         on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
         on_optimizer: this optimizer is about to update parameters of the plan.
-        on_local_forward: as ``on_forward``, while nothing is listening.
     """
 
     listening: Callable[[], bool]
     on_forward: Callable[[], None]
+    on_local_forward: Callable[[], None]
     on_backward: Callable[[int], bool]
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
     on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[torch.optim.Optimizer], None]
-    on_local_forward: Callable[[], None] = lambda: None
 
 
 def attach(
