@@ -15,15 +15,11 @@ from comm_plan.planner import (
     make_problem,
     solve,
 )
+from comm_plan.planner.solvers import MERGED
 from comm_plan.plans import Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
+from comm_plan.plans.plan import TODAY
 from comm_plan.plans.tuning import Objective
-
-BASELINE = "threshold"
-"""What people run without planning: the bucket sizes of PyTorch DDP."""
-
-MERGED = "optimal"
-"""The best that merging alone can do; its buckets carry every forced compressor."""
 
 CHOOSING = "auto"
 """Chooses how each bucket is compressed, as little as the best time allows."""
@@ -103,7 +99,7 @@ def candidates(
         )
     posed, missing = _posed(profile, network, settings, objective)
     listed, not_tried = _solved(posed, missing)
-    always = [c for c in listed if c.name in (BASELINE, MERGED)]
+    always = [c for c in listed if c.name in (TODAY, MERGED)]
     rest = sorted(
         (c for c in listed if c not in always), key=lambda c: c.predicted_s
     )  # stable: dense ones stay first among equals
@@ -169,7 +165,7 @@ def _posed(
 ) -> tuple[list[_Posed], dict[str, str]]:
     """Return what to solve for each plan, the baseline first, and what cannot be."""
     problem = make_problem(profile, network, settings)
-    first = (BASELINE, MERGED)
+    first = (TODAY, MERGED)
     posed, missing = [], {}
     for name in (*first, *(name for name in SOLVERS if name not in first)):
         needs = SOLVERS[name].method

@@ -7,11 +7,11 @@ import pytest
 from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings, evidence
 from comm_plan.planner.evidence import Evidence
+from comm_plan.planner.solvers import MERGED
+from comm_plan.plans.plan import TODAY
 from comm_plan.tests.support import documents
 from comm_plan.tuner.candidates import (
-    BASELINE,
     CHOOSING,
-    MERGED,
     MILD_RATIOS,
     MODEL_ERROR,
     candidates,
@@ -49,8 +49,8 @@ def names(found):
 @pytest.mark.parametrize("beta", [1e-12, 1e-9, 1e-8, 1e-7])
 def test_the_baseline_is_first_and_merging_tried_if_it_differs(beta):
     found = listed(beta)
-    assert names(found)[0] == BASELINE
-    same = f"the same plan as {BASELINE}"
+    assert names(found)[0] == TODAY
+    same = f"the same plan as {TODAY}"
     assert MERGED in names(found) or found.not_tried[MERGED] == same
 
 
