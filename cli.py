@@ -293,7 +293,7 @@ def solve(
     screen.show(solver_table(summary, chosen=summary.row(solver.value)))
     for name, reason in summary.left_out.items():
         screen.say(f"{name} is left out: {reason}")
-    for remark in summary.remarks(solver.value):
+    for remark in summary.remarks(plan):
         screen.say(remark)
     screen.say(summary.verdict)
     screen.say(summary.judgement(solver.value))

@@ -7,18 +7,29 @@ from collections.abc import Iterator
 from comm_plan import units
 from comm_plan.planner import evidence
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.uncertainty import expected_error_s
 
 BEYOND = 2
 """A message that is so many times as long as any measured one is worth a word."""
 
 
-def remarks(problem: Problem, solution: Solution) -> Iterator[str]:
-    """Yield in a sentence each what training by ``solution`` will do besides."""
+def remarks(
+    problem: Problem, solution: Solution, error_s: float | None
+) -> Iterator[str]:
+    """Yield in a sentence each what training by ``solution`` will do besides.
+
+    Args:
+        problem: what was solved.
+        solution: its buckets.
+        error_s: how far its prediction may be off; None: not known.
+    """
     yield from _second_moments(problem, solution)
     yield from _measured_alone(problem)
     yield from _beyond_samples(problem, solution)
-    yield from _error(problem, solution)
+    if error_s is not None:
+        yield (
+            f"predictions are within about {units.seconds(error_s)} by how far the "
+            "measurements scatter, much the same for all plans; tune tries them"
+        )
     for known in evidence.of(solution.options):
         yield f"accuracy: {known}"
 
@@ -73,12 +84,3 @@ def _beyond_samples(problem: Problem, solution: Solution) -> Iterator[str]:
                 f"{units.nbytes(nbytes)} at once: benchmark-network with a larger "
                 "--max-bytes"
             )
-
-
-def _error(problem: Problem, solution: Solution) -> Iterator[str]:
-    error_s = expected_error_s(problem, solution)
-    if error_s is not None:
-        yield (
-            f"predictions are within about {units.seconds(error_s)} by how far the "
-            "measurements scatter, much the same for all plans; tune tries them"
-        )

@@ -133,13 +133,11 @@ class Summary:
             text += f"; {fastest.label} takes {less} less than it"
         return text
 
-    def remarks(self, solver: str) -> list[str]:
-        """Return what must be known beside the prediction of the plan asked for.
-
-        Raises:
-            InputError: it could not be made, and why.
-        """
-        return list(remarks(self.problem, self.row(solver).solution))
+    def remarks(self, plan: Plan) -> list[str]:
+        """Return what must be known beside the prediction of ``plan``, from here."""
+        assert plan.predicted is not None
+        solution = self.row(plan.solver).solution
+        return list(remarks(self.problem, solution, plan.predicted.error_s))
 
     def row(self, solver: str) -> Prediction:
         """Return the row of a solver that was asked for.

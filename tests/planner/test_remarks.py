@@ -26,7 +26,7 @@ def said(numel=1000, world_size=4, **profile):
     )
     settings = Settings(world_size=world_size)
     summary = summarise(make_problem(measured, network, settings), ["single"])
-    return " | ".join(summary.remarks("single"))
+    return " | ".join(summary.remarks(summary.plan("single")))
 
 
 ALONE = {"iterations": 30, "contention": Contention(world_size=1)}

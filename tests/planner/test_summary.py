@@ -112,18 +112,25 @@ def vgc(build, moments):
     return make_problem(profile, _network(build, 1e-4, 1e-7), settings)
 
 
+def said_of(problem):
+    summary = summarise(problem, ["optimal"])
+    return summary.remarks(summary.plan("optimal"))
+
+
 def test_second_moments_that_are_not_exact_are_named(build):
     estimated = SecondMoments(objection="layer a mixes samples", micro_batches=4)
-    remark, _, known = summarise(vgc(build, estimated), ["optimal"]).remarks("optimal")
+    remark, _, known = said_of(vgc(build, estimated))
     assert remark.startswith("vgc will take second moments from 4 micro-batches")
     exact = SecondMoments(micro_batches=4, extra_s=1e-3)
-    assert summarise(vgc(build, exact), ["optimal"]).remarks("optimal") == [known]
+    assert said_of(vgc(build, exact)) == [known]
 
 
 def test_what_second_moments_take_is_in_the_times_or_said_to_be_missing(build):
     def solved(moments):
         summary = summarise(vgc(build, moments), ["optimal"])
-        return summary.row("optimal").iteration_s, summary.remarks("optimal")
+        return summary.row("optimal").iteration_s, summary.remarks(
+            summary.plan("optimal")
+        )
 
     alone_s, (missing, _) = solved(SecondMoments())
     assert missing.startswith("the times of vgc leave out what second moments take")
@@ -138,7 +145,7 @@ def test_what_second_moments_take_is_in_the_times_or_said_to_be_missing(build):
 
 def test_plans_without_second_moments_have_no_remarks(build):
     summary = compared(_profile(build), _network(build, 1e-4, 1e-9))
-    assert not summary.remarks("optimal")
+    assert not summary.remarks(summary.plan("optimal"))
 
 
 def test_a_model_without_second_moments_is_not_planned_under_vgc(build):
