@@ -147,7 +147,7 @@ def profile(
         return
     _start_ranks(context, ranks)
     from comm_plan.plans import check_writable
-    from comm_plan.profiler import measure_all
+    from comm_plan.profiler import measure
 
     check_writable(output)
     kinds = _kinds(compressors)
@@ -156,7 +156,7 @@ def profile(
         _connect(ranks) as transport,
         screen.progress() as progress,
     ):
-        measured = measure_all(
+        measured = measure(
             model,
             transport,
             kinds=kinds,

@@ -8,13 +8,11 @@ from comm_plan.profiler.layer_times import profile_from_layer_times
 from comm_plan.profiler.measure import measure
 from comm_plan.profiler.synthetic import profile_from_model, profile_from_speed
 from comm_plan.profiler.timings import Measurable
-from comm_plan.profiler.whole import measure_all
 
 __all__ = [
     "Measurable",
     "compression_costs",
     "measure",
-    "measure_all",
     "profile_from_layer_times",
     "profile_from_model",
     "profile_from_speed",

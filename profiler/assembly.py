@@ -26,7 +26,6 @@ from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import describe_device, environment
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import SecondsArray, Timings
-from comm_plan.profiler.waiting import waiting_s
 from comm_plan.runtime.second_moments.choice import common
 
 LAUNCH_BOUND = 0.95
@@ -56,7 +55,7 @@ def assemble(
     of_ranks: Sequence[Timings],
     *,
     lag_s: float = 0.0,
-    meeting_s: float | None = None,
+    waiting_s: float = 0.0,
 ) -> Profile:
     """Return the profile of the iterations that all ranks timed.
 
@@ -66,12 +65,10 @@ def assemble(
         parameters: in the order of the timings' tensors.
         of_ranks: the iterations of each rank.
         lag_s: what handing a gradient to another thread takes.
-        meeting_s: what the meeting that ended each backward takes alone; None: there
-            was none.
+        waiting_s: what an iteration takes beyond its parts.
     """
     device = next(iter(parameters.values())).device
     timings = slowest_of(of_ranks)
-    waits_s = 0.0 if meeting_s is None else waiting_s(timings, meeting_s + lag_s)
     backward_s = float(np.median(timings.backward_s))
     return Profile(
         model=describe_model(name, parameters),
@@ -83,7 +80,7 @@ def assemble(
         forward_s=float(np.median(timings.forward_s)),
         backward_s=backward_s,
         update_s=float(np.median(timings.update_s)),
-        waiting_s=waits_s,
+        waiting_s=waiting_s,
         handoff_s=lag_s,
         tensors=in_ready_order(parameters, timings, backward_s),
         iterations=len(timings.backward_s),

@@ -1,43 +1,41 @@
-"""Measure a workload: how long its parts take and when each gradient is ready.
+"""Measure a workload: its times, and what compressors cost beside them.
 
-And, on several ranks, what an iteration takes beyond its parts because ranks wait for
-each other (``waiting``), and how much computation and communication slow each other
-(``contention``). The medians of it all are taken in ``assembly``.
+How long its parts take and when each gradient is ready (``iterations``); on several
+ranks, what an iteration takes beyond its parts because ranks wait for each other
+(``waiting``), and how much computation and communication slow each other
+(``contention``); what compressors cost on their own (``compression``) and within the
+training (``in_place``). The medians are taken in ``assembly``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-
-import numpy as np
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Profile
+from comm_plan.plans.compression import spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
+from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.contention import contention
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.handoff import handoff_s
+from comm_plan.profiler.in_place import in_place
+from comm_plan.profiler.iterations import Iterations
 from comm_plan.profiler.ranks import check_same_model
-from comm_plan.profiler.timings import (
-    Measurable,
-    PassProgress,
-    Timings,
-    Trial,
-)
-from comm_plan.profiler.waiting import Rendezvous
+from comm_plan.profiler.second_moments import with_second_moments
+from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
+Progress = Callable[[int, int, str], None]
+
+ITERATIONS = "iterations"
+"""What is going on while iterations are timed."""
+
 MIN_ITERATIONS = 20
 """Fewer give no stable medians."""
-
-ITERATIONS = (30, 200)
-"""Unless told otherwise: fewest, and most where they are short."""
-
-LONG_ENOUGH_S = 5.0
-"""Short iterations vary most, and many of them take no longer than this."""
 
 HANDOFF_ITERATIONS = 10
 """Iterations in which gradients are handed to another thread."""
@@ -45,64 +43,80 @@ HANDOFF_ITERATIONS = 10
 
 def measure(
     workload: Measurable,
+    transport: Transport | None = None,
     *,
     device: str = "cpu",
+    kinds: Sequence[str] = (),
     iterations: int | None = None,
     warmup: int = 5,
-    transport: Transport | None = None,
-    progress: PassProgress | None = None,
+    progress: Progress = lambda done, total, what: None,
 ) -> Profile:
-    """Return the profile of ``workload``, which these iterations train.
+    """Return the profile of ``workload``, which this trains.
 
     Args:
-        workload: what to measure; its model is moved to ``device``.
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
-        iterations: how many to measure, 20 or more; None: 30, and of short ones as
-            many more as :data:`LONG_ENOUGH_S` has room for, 200 at most.
-        warmup: how many to run before.
+        workload: what to measure; its model is moved to the device.
         transport: on several ranks: every rank calls this, and all get one profile.
-        progress: called with the number of iterations done and of all of a pass.
+        device: without a transport: ``cpu``, ``cuda`` or ``cuda:1``.
+        kinds: which compressors to measure.
+        iterations: how many to measure, 20 or more; None: 30, and of short ones as
+            many more as there is time for, 200 at most.
+        warmup: how many to run before.
+        progress: called with what is done, of how much, and what is going on.
 
     Raises:
-        InputError: too few iterations, no such device, or a model without trainable
-            parameters or with a dtype that cannot be sent.
+        InputError: too few iterations, no such device or compressor, or a model without
+            trainable parameters or with a dtype that cannot be sent.
         MismatchError: the ranks have different models.
     """
     if iterations is not None and iterations < MIN_ITERATIONS:
         raise InputError(
             f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
         )
-    target = usable_device(device)
-    check_parameters(workload.name, trainable(workload.model))
-    ranks = LocalTransport(target) if transport is None else transport
+    ranks = transport or LocalTransport(usable_device(device))
+    parameters = trainable(workload.model)
+    check_parameters(workload.name, parameters)
     check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
-    numel = sum(p.numel() for p in trainable(workload.model).values())
-    with closing(Rendezvous(ranks, numel)) as rendezvous:
-        trial = Trial(workload, target, ranks.rank, ranks.world_size, rendezvous.meet)
-        first = trial.run(iterations or ITERATIONS[0], warmup, progress)
-        of_ranks = ranks.gather_objects(first)
-        more = 0 if iterations else _how_many(of_ranks)
-        if more:
-            of_ranks = ranks.gather_objects(trial.run(more, 0, progress))
-        lag_s = 0.0
-        if target.type == "cpu":
-            own_s = handoff_s(trial.parameters, trial.iterate, HANDOFF_ITERATIONS)
-            lag_s = max(ranks.gather_objects(own_s))
+    numel = sum(parameter.numel() for parameter in parameters.values())
+
+    def watch(what: str) -> PassProgress:
+        return lambda done, total: progress(done, total, what)
+
+    timed = Iterations(workload, ranks, iterations, warmup, watch(ITERATIONS))
+    with closing(timed):
+        timed.window()
+        costs = compression_costs(
+            numel,
+            kinds=kinds,
+            device=str(ranks.device),
+            transport=ranks,
+            progress=watch("compressors"),
+        )
+        timed.window()
+        lag_s = _lag_s(timed.trial, ranks)
+        apart = Trial(workload, ranks.device, ranks.rank, ranks.world_size)
+        beside = contention(apart, ranks, numel)
+        timed.window()
         profile = assemble(
             workload.name,
             workload.batch_size,
-            trial.parameters,
-            of_ranks,
+            timed.trial.parameters,
+            timed.of_ranks,
             lag_s=lag_s,
-            meeting_s=rendezvous.alone_s(),
+            waiting_s=timed.waiting_s(lag_s),
         )
-    alone = Trial(workload, target, ranks.rank, ranks.world_size)
-    profile = with_findings(profile, ranks.gather_objects(alone.look()))
-    return profile.model_copy(update={"contention": contention(alone, ranks, numel)})
+    profile = with_findings(profile, ranks.gather_objects(apart.look()))
+    profile = profile.model_copy(update={"contention": beside, "compression": costs})
+    costs = in_place(workload, profile, ranks, watch("compressors in place"))
+    profile = profile.model_copy(update={"compression": costs})
+    if any(spec_class(kind).needs_second_moments for kind in kinds):
+        profile = with_second_moments(workload, profile, ranks)
+    return profile
 
 
-def _how_many(of_ranks: Sequence[Timings]) -> int:
-    """Return how many iterations to measure instead, 0 if those were enough."""
-    longest_s = max(float(np.mean(each.total_s)) for each in of_ranks)
-    fitting = min(ITERATIONS[1], int(LONG_ENOUGH_S / longest_s))
-    return fitting if fitting > ITERATIONS[0] else 0
+def _lag_s(trial: Trial, ranks: Transport) -> float:
+    """Return what handing a gradient to another thread takes; a device has no such."""
+    if ranks.device.type != "cpu":
+        return 0.0
+    own_s = handoff_s(trial.parameters, trial.iterate, HANDOFF_ITERATIONS)
+    slowest_s: float = max(ranks.gather_objects(own_s))
+    return slowest_s

@@ -40,6 +40,7 @@ from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
+from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.handoff import handing_over, median_s
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.stopwatch import stopwatch
@@ -54,7 +55,6 @@ from comm_plan.profiler.timings import (
     sparse_rows,
     timings_of,
 )
-from comm_plan.profiler.whole import with_costs
 from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.second_moments.choice import parts_of
@@ -158,9 +158,13 @@ class profile:
         moments = SecondMoments(objection=self._survey.objection, micro_batches=parts)
         found = self._ranks.gather_objects((moments, self._rows))
         profile = with_findings(profile, found)
-        self.profile = with_costs(
-            profile, self._compressors, self._ranks, str(self._device)
+        costs = compression_costs(
+            profile.model.parameters,
+            kinds=self._compressors,
+            device=str(self._device),
+            transport=self._ranks,
         )
+        self.profile = profile.model_copy(update={"compression": costs})
         if self._output is not None and self._ranks.rank == 0:
             self.profile.save(self._output)
 

@@ -7,9 +7,10 @@ accumulated. Hooks cost nothing measurable, profilers distort.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,6 +182,23 @@ class Trial:
         self.optimizer.zero_grad()
         watch.mark(DONE)
         return host_s
+
+
+def joined(timings: Sequence[Timings]) -> Timings:
+    """Return the iterations of all ``timings``, which are of the same tensors."""
+
+    def column(name: str) -> SecondsArray:
+        return np.concatenate([getattr(each, name) for each in timings])
+
+    return Timings(
+        forward_s=column("forward_s"),
+        backward_s=column("backward_s"),
+        update_s=column("update_s"),
+        total_s=column("total_s"),
+        host_backward_s=column("host_backward_s"),
+        ready_s=column("ready_s"),
+        orders=tuple(chain.from_iterable(each.orders for each in timings)),
+    )
 
 
 def sparse_rows(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from comm_plan.transports.elapsed import elapsed_s
 NUMEL = 2**18
 """Elements of that all-reduce at most: of a longer one caches would not get colder."""
 
-REPETITIONS = 30
+REPETITIONS = 10
 """Of the all-reduce alone."""
 
 

@@ -9,9 +9,8 @@ from comm_plan.commbench import sweep
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
 from comm_plan.plans.compression import KINDS
-from comm_plan.profiler import measure_all
-from comm_plan.profiler.measure import MIN_ITERATIONS
-from comm_plan.profiler.whole import ITERATIONS
+from comm_plan.profiler import measure
+from comm_plan.profiler.measure import ITERATIONS, MIN_ITERATIONS
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
 
@@ -55,7 +54,7 @@ def profiled(
                 "--profile FILE"
             )
 
-    return measure_all(
+    return measure(
         workload,
         transport,
         kinds=tuple(KINDS),

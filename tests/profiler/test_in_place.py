@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from comm_plan.plans.compression import KINDS, spec_class
+from comm_plan.profiler import compression_costs, measure
 from comm_plan.profiler import in_place as module
-from comm_plan.profiler import measure
 from comm_plan.profiler.in_place import in_place
-from comm_plan.profiler.whole import with_costs
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 from comm_plan.workloads.user import from_parts
@@ -17,11 +16,17 @@ from comm_plan.workloads.user import from_parts
 DELAY_S, THREAD_S = 0.25, 0.5
 
 
+def with_costs(profile, kinds):
+    """Return ``profile`` with what compressors cost on their own."""
+    costs = compression_costs(profile.model.parameters, kinds=kinds)
+    return profile.model_copy(update={"compression": costs})
+
+
 @pytest.fixture(scope="module")
 def digits():
     workload = load("digits")
     profile = measure(workload, iterations=20)
-    return workload, with_costs(profile, ["dense", "topk"], LocalTransport(), "cpu")
+    return workload, with_costs(profile, ["dense", "topk"])
 
 
 def all_alike(delay_s, thread_s):
@@ -91,7 +96,7 @@ def test_sizes_and_densities_stay_and_methods_that_depend_on_data_are_left(
     kind, digits
 ):
     workload, profile = digits
-    alone = with_costs(profile, [kind], LocalTransport(), "cpu")
+    alone = with_costs(profile, [kind])
     costs = in_place(workload, alone, LocalTransport())[kind]
     before = alone.compression[kind]
     assert [(c.numel, c.density) for c in costs] == [
@@ -121,6 +126,6 @@ def test_sparse_gradients_are_left_as_they_are(dense_too):
     )
     profile = measure(training, iterations=20)
     assert profile.tensors[-1].rows
-    alone = with_costs(profile, ["fp16"], LocalTransport(), "cpu")
+    alone = with_costs(profile, ["fp16"])
     costs = in_place(training, alone, LocalTransport())["fp16"]
     assert (costs == alone.compression["fp16"]) == (not dense_too)

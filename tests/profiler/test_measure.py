@@ -126,7 +126,7 @@ def test_progress_reaches_its_end():
     measure(
         Toy(chain()), iterations=20, warmup=2, progress=lambda *step: seen.append(step)
     )
-    assert seen == [(done, 22) for done in range(1, 23)]
+    assert seen == [(done, 22, "iterations") for done in range(1, 23)]
 
 
 def timings(orders, ready_s, backward_s=1.0, host_s=1.0, forward_s=1.0):

@@ -8,7 +8,6 @@ from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler import measure
 from comm_plan.profiler import second_moments as module
 from comm_plan.profiler.second_moments import with_second_moments
-from comm_plan.profiler.whole import measure_all
 from comm_plan.tests.profiler.test_measure import Toy, chain
 from comm_plan.transports.local import LocalTransport
 
@@ -69,5 +68,5 @@ def test_what_cannot_be_had_is_not_timed(toy, moments):
 @pytest.mark.parametrize(("kind", "timed"), [("topk", False), ("vgc", True)])
 def test_they_are_timed_if_a_method_needs_them(kind, timed):
     torch.manual_seed(0)
-    profile = measure_all(Toy(chain()), LocalTransport(), kinds=[kind], iterations=20)
+    profile = measure(Toy(chain()), kinds=[kind], iterations=20)
     assert (profile.second_moments.extra_s is not None) == timed

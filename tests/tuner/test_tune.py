@@ -172,7 +172,7 @@ def test_profiling_that_takes_longer_than_the_budget_is_given_up(monkeypatch):
             time.sleep(0.05)
             progress(done, 100, "compressors")
 
-    monkeypatch.setattr(measuring, "measure_all", slow)
+    monkeypatch.setattr(measuring, "measure", slow)
     with pytest.raises(InputError, match=r"--budget 1: .* at compressors: give 2 or"):
         measuring.profiled(workload(net(), 1), LocalTransport(), 1.0, lambda *_: None)
 

@@ -1,0 +1,102 @@
+"""Iterations in windows: how many, and that one bad window spoils nothing."""
+
+import numpy as np
+import pytest
+
+from comm_plan.profiler import iterations as module
+from comm_plan.profiler.iterations import WINDOWS, Iterations, Window
+from comm_plan.profiler.timings import Timings, joined
+from comm_plan.tests.profiler.test_measure import Toy, chain
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+PART_S = 1.0
+"""Of forward, of backward and of the update."""
+
+
+def window(waits_s, rows=4):
+    parts = np.full(rows, PART_S)
+    timings = Timings(
+        forward_s=parts,
+        backward_s=parts,
+        update_s=parts,
+        total_s=3 * parts + 0.5 + waits_s,
+        host_backward_s=parts,
+        ready_s=np.full((rows, 1), PART_S),
+        orders=((0,),) * rows,
+    )
+    return Window([timings], meeting_s=0.5)
+
+
+@pytest.fixture
+def timed():
+    """Iterations of a toy, which end with the test."""
+    made = []
+
+    def make(iterations=None, warmup=2, progress=None):
+        ranks = LocalTransport()
+        made.append(Iterations(Toy(chain()), ranks, iterations, warmup, progress))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def numbers(counted):
+    """Return how many iterations each window of ``counted`` has."""
+    for _ in range(WINDOWS):
+        counted.window()
+    return [len(each.of_ranks[0].total_s) for each in counted.windows]
+
+
+def test_as_many_are_timed_as_were_asked_for(timed):
+    assert numbers(timed(20)) == [6, 7, 7]
+
+
+def test_short_ones_are_many(timed):
+    assert sum(numbers(timed())) == module.ITERATIONS[1]
+
+
+def test_long_ones_are_few(timed, monkeypatch):
+    monkeypatch.setattr(module, "LONG_ENOUGH_S", 0.0)
+    assert numbers(timed()) == [module.ITERATIONS[0] // WINDOWS] * WINDOWS
+
+
+def test_the_warm_up_comes_once(timed):
+    seen = []
+    counted = timed(20, warmup=3, progress=lambda *step: seen.append(step))
+    numbers(counted)
+    assert seen == [(done, 23) for done in range(1, 24)]
+
+
+def test_waiting_is_that_of_the_median_window(timed):
+    counted = timed()
+    counted.windows += [window(0.01), window(9.0), window(0.03)]
+    assert counted.waiting_s(lag_s=0.0) == pytest.approx(0.03)
+    assert counted.waiting_s(lag_s=0.02) == pytest.approx(0.01)
+
+
+def test_the_iterations_of_all_windows_count(timed):
+    counted = timed()
+    counted.windows += [window(0.0, rows) for rows in (2, 3, 4)]
+    (of_rank,) = counted.of_ranks
+    assert len(of_rank.total_s) == len(of_rank.orders) == 9
+    assert of_rank.ready_s.shape == (9, 1)
+
+
+def test_joined_iterations_follow_one_another():
+    first, second = (window(waits_s).of_ranks[0] for waits_s in (0.0, 1.0))
+    assert joined([first, second]).total_s.tolist() == [3.5] * 4 + [4.5] * 4
+
+
+def test_all_ranks_time_as_many():
+    def body(ranks):
+        counted = Iterations(Toy(chain()), ranks, None, 2, None)
+        try:
+            return numbers(counted)
+        finally:
+            counted.close()
+
+    first, second = run_ranks(2, body)
+    assert first == second
