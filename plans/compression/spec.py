@@ -231,10 +231,6 @@ class Spec(Value):
         """
         return self
 
-    def unfitted(self) -> Self:
-        """Return the spec that was fitted to some tensors, for any."""
-        return self
-
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec for the bucket's tensors ``start..stop`` (exclusive).
 

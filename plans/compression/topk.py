@@ -112,12 +112,6 @@ class TopK(_Largest):
         density = tuple(1.0 if len(shape) < 2 else self.density for shape in shapes)
         return self.model_copy(update={"density": density})
 
-    def unfitted(self) -> Self:
-        """Return the spec with the lowest density for all tensors."""
-        given = self.density
-        lowest = min(given) if isinstance(given, tuple) else given
-        return self.model_copy(update={"density": lowest})
-
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the densities of tensors ``start..stop``."""
         return self._with(density=of_some(self.density, start, stop))
