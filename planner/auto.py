@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comm_plan.errors import InputError
-from comm_plan.planner import joint, optimal
+from comm_plan.planner import joint, low_rank, optimal
 from comm_plan.planner.evidence import SLACK
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.plans.compression import BY_DEFAULT, method
+from comm_plan.plans.compression import BY_DEFAULT, PowerSgd, Spec, method
 
 
 def solve(problem: Problem) -> Solution:
@@ -70,11 +70,22 @@ def menu(problem: Problem) -> list[Option]:
             if spec.lossless or spec.ratio > limit * SLACK:
                 continue
             try:
-                options.append(problem.prices.fitted(spec, collective))
+                options.append(_priced(problem, spec, collective))
             except InputError:
                 if asked is not None:
                     raise
     return sorted(options, key=lambda option: option.ratio)
+
+
+def _priced(problem: Problem, spec: Spec, collective: str) -> Option:
+    """Return ``spec`` as it is meant for the model's tensors, priced.
+
+    Raises:
+        InputError: a cost is missing.
+    """
+    if isinstance(spec, PowerSgd):
+        spec = low_rank.allocated(spec, problem.prices.profile.tensors)
+    return problem.prices.fitted(spec, collective)
 
 
 def _least_ratio(

@@ -65,11 +65,22 @@ class Device(Value):
     name: Name
 
 
+class RankError(Value):
+    """What the best approximation of a gradient by a matrix of ``rank`` leaves out.
+
+    ``squared_error``: the squared norm of that, of gradients as the ranks average them.
+    """
+
+    rank: PositiveCount
+    squared_error: Annotated[float, Field(ge=0, le=1e30)]
+
+
 class TensorTiming(Value):
     """One parameter tensor and when its gradient is ready.
 
     ``ready_s`` counts from the start of backward. ``rows``: of its first dimension, so
-    many are in a gradient, which is sparse; None: it is dense.
+    many are in a gradient, which is sparse; None: it is dense. ``low_rank``: how well
+    low-rank matrices approximate it; None: not measured, or it is no matrix.
     """
 
     name: Name
@@ -79,6 +90,7 @@ class TensorTiming(Value):
     dtype: Name
     ready_s: Seconds
     rows: Count | None = None
+    low_rank: Annotated[tuple[RankError, ...], Field(max_length=64)] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -304,4 +316,4 @@ def _as_one(members: tuple[TensorTiming, ...]) -> TensorTiming:
     """Return tensors of one layer as one, called as the first."""
     numel = sum(member.numel for member in members)
     merged = {"shape": (numel,), "numel": numel, "ready_s": members[-1].ready_s}
-    return members[0].model_copy(update=merged)
+    return members[0].model_copy(update={**merged, "low_rank": None})

@@ -4,7 +4,8 @@ How long its parts take and when each gradient is ready (``iterations``); on sev
 ranks, what an iteration takes beyond its parts because ranks wait for each other
 (``waiting``), and how much computation and communication slow each other
 (``contention``); what compressors cost on their own (``compression``) and within the
-training (``in_place``). The medians are taken in ``assembly``.
+training (``in_place``); how well matrices of low rank approximate the gradients
+(``low_rank``). The medians are taken in ``assembly``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import closing
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Profile
-from comm_plan.plans.compression import spec_class
+from comm_plan.plans.compression import PowerSgd, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
 from comm_plan.profiler.compression import compression_costs
@@ -23,6 +24,7 @@ from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.handoff import handoff_s
 from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.iterations import Iterations
+from comm_plan.profiler.low_rank import with_low_rank
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.second_moments import with_second_moments
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
@@ -108,6 +110,8 @@ def measure(
     profile = profile.model_copy(update={"contention": beside, "compression": costs})
     costs = in_place(workload, profile, ranks, watch("compressors in place"))
     profile = profile.model_copy(update={"compression": costs})
+    if PowerSgd.model_fields["kind"].default in kinds:
+        profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
     if any(spec_class(kind).needs_second_moments for kind in kinds):
         profile = with_second_moments(workload, profile, ranks)
     return profile

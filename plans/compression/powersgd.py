@@ -21,7 +21,7 @@ from comm_plan.plans.compression.spec import (
 )
 
 RANKS = (1, 2, 4, 8, 16)
-"""What ``auto`` tries, as far as the largest ratio allows."""
+"""What ``auto`` tries, as far as the largest ratio allows; errors are known of them."""
 
 REFERENCE_WIDTH = 512
 """The ratio of a rank is that of a square matrix so wide: layers differ."""
@@ -60,11 +60,14 @@ class PowerSgd(EveryElement):
 
     ``rank`` (higher: less compression) is one number for all tensors of the bucket or
     one for each, in the bucket's order. Tensors of one dimension, and matrices that are
-    hardly larger than their factors, are sent as they are.
+    hardly larger than their factors, are sent as they are. ``error_of``: the ranks of
+    the whole model were chosen so that together they leave out no more than this one
+    rank for all.
     """
 
     kind: Literal["powersgd"] = "powersgd"
     rank: Rank | tuple[Rank, ...] = 2
+    error_of: Rank | None = None
 
     methods = {"powersgd": "allreduce"}
     implementation = "powersgd:PowerSgdCompressor"
@@ -83,9 +86,12 @@ class PowerSgd(EveryElement):
 
     @property
     def ratio(self) -> float:
-        """That of a square matrix of 512 rows at the lowest rank."""
+        """That of a square matrix of 512 rows, at the rank whose error this has.
+
+        Where that is not known at the lowest rank.
+        """
         lowest = min(self.rank) if isinstance(self.rank, tuple) else self.rank
-        return max(1.0, REFERENCE_WIDTH / lowest)
+        return max(1.0, REFERENCE_WIDTH / (self.error_of or lowest))
 
     def ranks(self, tensors: int) -> tuple[int, ...]:
         """Return the rank of each of the bucket's ``tensors``.

@@ -1,0 +1,147 @@
+"""A rank for each layer: the fewest bytes at the error of one rank for all.
+
+Some layers' gradients are nearly of rank 1, others need 16 to say as much. The profile
+knows what the best approximation of each rank leaves out of each gradient. So ranks are
+chosen that send the fewest bytes among those that together leave out no more, in
+squared norm, than one rank for all would.
+
+The ranks of a tensor lie on a curve of errors over bytes. All start at their fewest
+bytes; then steps along the lower convex hulls of these curves are taken, the one that
+gains most a byte first, until the error is small enough; then each tensor is given the
+fewest bytes at which it stays so. Nothing that leaves out no more has fewer bytes by as
+much as a step.
+
+Markov, Alimohammadi, Frantar, Alistarh, "L-GreCo: Layerwise-Adaptive Gradient
+Compression for Efficient Data-Parallel Deep Learning", MLSys 2024.
+
+Differences from the paper: gradients of the profile only, not looked at again while
+training goes on; squared norms, which add up over tensors; hulls instead of dynamic
+programming over discretised errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from comm_plan.plans.compression import PowerSgd, matrix_of
+from comm_plan.plans.profile import TensorTiming
+
+SLACK = 1 + 1e-9
+"""Sums are no exact numbers; an error that is larger by less is not larger."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One rank of a tensor, what it sends, and the squared norm that it leaves out."""
+
+    rank: int
+    nbytes: float
+    error: float
+
+
+@dataclass(frozen=True)
+class _Step:
+    """From one choice of a tensor to a better one."""
+
+    tensor: int
+    before: Choice
+    after: Choice
+
+    @property
+    def gain(self) -> float:
+        """How much less is left out for each further byte."""
+        nbytes = self.after.nbytes - self.before.nbytes
+        return (self.before.error - self.after.error) / nbytes
+
+
+def allocated(spec: PowerSgd, tensors: Sequence[TensorTiming]) -> PowerSgd:
+    """Return ``spec`` with a rank for each of the model's ``tensors``.
+
+    The same, if no errors are known, or if one rank for all sends no more.
+
+    Args:
+        spec: with one rank for all.
+        tensors: of the model.
+    """
+    assert isinstance(spec.rank, int)
+    every = [_choices(spec, tensor, spec.rank) for tensor in tensors]
+    uniform = [_of_rank(choices, spec.rank) for choices in every]
+    chosen = cheapest(every, sum(choice.error for choice in uniform))
+    if nbytes(chosen) >= nbytes(uniform):
+        return spec
+    ranks = tuple(choice.rank for choice in chosen)
+    return spec.model_copy(update={"rank": ranks, "error_of": spec.rank})
+
+
+def cheapest(every: Sequence[Sequence[Choice]], error: float) -> list[Choice]:
+    """Return a choice for each tensor which together leave out ``error`` at most.
+
+    Args:
+        every: the choices of each tensor.
+        error: at least the sum of the smallest.
+    """
+    hulls = [_hull(choices) for choices in every]
+    chosen = [hull[0] for hull in hulls]
+    steps = [
+        _Step(tensor, before, after)
+        for tensor, hull in enumerate(hulls)
+        for before, after in pairwise(hull)
+    ]
+    steps.sort(key=lambda step: -step.gain)
+    limit = error * SLACK
+    left = sum(choice.error for choice in chosen)
+    for step in steps:
+        if left <= limit:
+            break
+        chosen[step.tensor] = step.after
+        left += step.after.error - step.before.error
+    for tensor in sorted(range(len(every)), key=lambda each: -chosen[each].nbytes):
+        others = left - chosen[tensor].error
+        small = [choice for choice in every[tensor] if others + choice.error <= limit]
+        chosen[tensor] = min([chosen[tensor], *small], key=lambda each: each.nbytes)
+        left = others + chosen[tensor].error
+    return chosen
+
+
+def nbytes(choices: Sequence[Choice]) -> float:
+    """Return what all ``choices`` send together."""
+    return sum(choice.nbytes for choice in choices)
+
+
+def _choices(spec: PowerSgd, tensor: TensorTiming, rank: int) -> list[Choice]:
+    """Return the ranks whose errors are known; only ``rank`` if its is not."""
+    known = {each.rank: each.squared_error for each in tensor.low_rank or ()}
+    if rank not in known:
+        return [Choice(rank, 0.0, 0.0)]
+    return [
+        Choice(
+            other,
+            spec.model_copy(update={"rank": other}).planned_nbytes([tensor.shape], ""),
+            error if matrix_of(tensor.shape, other) else 0.0,
+        )
+        for other, error in known.items()
+    ]
+
+
+def _of_rank(choices: Sequence[Choice], rank: int) -> Choice:
+    return next(choice for choice in choices if choice.rank == rank)
+
+
+def _hull(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the lower convex hull of errors over bytes, the fewest bytes first."""
+    hull: list[Choice] = []
+    for choice in sorted(choices, key=lambda each: (each.nbytes, each.error)):
+        if hull and choice.error >= hull[-1].error:
+            continue
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], choice):
+            hull.pop()
+        hull.append(choice)
+    return hull
+
+
+def _is_above(middle: Choice, before: Choice, after: Choice) -> bool:
+    """Return whether ``middle`` is above the line between the two others."""
+    first = (before.error - middle.error) * (after.nbytes - before.nbytes)
+    return first < (before.error - after.error) * (middle.nbytes - before.nbytes)

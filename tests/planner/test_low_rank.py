@@ -1,0 +1,92 @@
+"""A rank for each layer: against all combinations, and against one rank for all."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_plan.planner.low_rank import SLACK, Choice, allocated, cheapest, nbytes
+from comm_plan.plans.compression import PowerSgd
+from comm_plan.plans.compression.powersgd import RANKS
+from comm_plan.plans.profile import RankError
+from comm_plan.tests.support import documents
+from comm_plan.tests.support.planning import planned
+
+
+@st.composite
+def choices(draw):
+    """Return choices that send more and more, and leave out less and less."""
+    number = draw(st.integers(1, 4))
+    steps = st.lists(st.integers(1, 100), min_size=number, max_size=number)
+    sent, errors = draw(steps), draw(steps)
+    return [
+        Choice(2**i, float(sum(sent[: i + 1])), float(sum(errors[i:])))
+        for i in range(number)
+    ]
+
+
+@given(st.lists(choices(), min_size=1, max_size=5), st.floats(0, 1))
+def test_nothing_that_leaves_out_no_more_is_cheaper_by_a_whole_step(every, share):
+    """Of steps along hulls, which are as long as several choices together at most."""
+    least, most = (
+        sum(pick(c.error for c in tensor) for tensor in every) for pick in (min, max)
+    )
+    limit = least + share * (most - least)
+    chosen = cheapest(every, limit)
+    assert sum(choice.error for choice in chosen) <= limit * SLACK
+    best = min(
+        nbytes(combination)
+        for combination in product(*every)
+        if sum(choice.error for choice in combination) <= limit
+    )
+    longest = max(tensor[-1].nbytes - tensor[0].nbytes for tensor in every)
+    assert nbytes(chosen) <= best + longest
+
+
+def tensor(name, shape, errors=None):
+    found = errors and tuple(
+        RankError(rank=rank, squared_error=error)
+        for rank, error in zip(RANKS, errors, strict=True)
+    )
+    return documents.tensor(name, shape).model_copy(update={"low_rank": found})
+
+
+EASY = tensor("easy", (256, 256), (0.0, 0.0, 0.0, 0.0, 0.0))
+HARD = tensor("hard", (256, 256), (100.0, 90.0, 80.0, 60.0, 40.0))
+BIAS = tensor("bias", (256,))
+
+
+def test_what_is_of_rank_1_is_sent_at_rank_1():
+    found = allocated(PowerSgd(rank=4), [EASY, HARD, BIAS])
+    assert found.rank == (1, 4, 4)
+    assert found.error_of == 4
+    assert found.ratio == PowerSgd(rank=4).ratio
+
+
+def test_one_rank_for_all_stays_where_it_is_best():
+    assert allocated(PowerSgd(rank=4), [HARD, HARD]) == PowerSgd(rank=4)
+
+
+@pytest.mark.parametrize("tensors", [[BIAS], [tensor("unknown", (256, 256))]])
+def test_one_rank_for_all_stays_where_nothing_is_known(tensors):
+    assert allocated(PowerSgd(rank=4), tensors) == PowerSgd(rank=4)
+
+
+def test_a_matrix_that_is_sent_whole_leaves_nothing_out():
+    """From rank 4 on factors of 16 x 16 do not pay."""
+    small = tensor("small", (16, 16), (9.0, 8.0, 7.0, 6.0, 5.0))
+    assert allocated(PowerSgd(rank=8), [small, EASY]).rank == (4, 1)
+
+
+def test_auto_sends_each_layer_at_a_rank_of_its_own():
+    profile = documents.profile_of(
+        [HARD, EASY],
+        backward_s=1e-3,
+        compression=documents.compression(powersgd=(1e-6, 1e-10)),
+    )
+    network = documents.network(4, allreduce=documents.fit((0, 1e-5, 1e-6)))
+    plan = planned(profile, network, "auto", allow=("powersgd",), max_ratio=128)
+    specs = [bucket.compressor for bucket in plan.buckets]
+    assert {spec.error_of for spec in specs} == {4}
+    assert [rank for spec in specs for rank in spec.rank] == [4, 1]
