@@ -75,7 +75,7 @@ class PowerSgd(EveryElement):
     lossless = False
     carries_nonfinite = False
     keeps_last_layer = False
-    by_default = ()
+    by_default = ("powersgd",)
     largest_world_size = {}
     agreed_nbytes = 0
 
