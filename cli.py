@@ -15,30 +15,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import (
     AbstractContextManager,
     closing,
-    contextmanager,
     nullcontext,
 )
-from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar, cast
 
 import typer
 
-from comm_plan import __version__, screen
+from comm_plan import __version__, arguments, launching, screen
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.errors import CommPlanError, InputError, one_line
+from comm_plan.errors import CommPlanError, InputError
 from comm_plan.options import (
     OPTIMAL,
     WORKLOAD,
     AccuracyClass,
     AlgorithmOption,
-    Backend,
     CompressorOption,
     CompressorOptions,
     DenseLayers,
@@ -59,14 +54,12 @@ from comm_plan.options import (
     grouped,
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
-from comm_plan.plans.compression import KINDS
 from comm_plan.plans.document import MAX_RANKS, MAX_SEED, YEAR_S
 from comm_plan.transports.ranks import RANK_0_FIRST_S, place
 
 if TYPE_CHECKING:
     from comm_plan.plans import Document, EmulatedLink, Network, Plan, Profile
     from comm_plan.runtime.engine import Engine
-    from comm_plan.runtime.learning_rate import LearningRate
     from comm_plan.runtime.trainer import Event
     from comm_plan.transports.base import Transport
     from comm_plan.workloads import Workload
@@ -145,15 +138,15 @@ def profile(
         made = _made_up(from_model, flops_per_s, from_csv, changes, optimizer)
         _finish(made, output, json)
         return
-    _start_ranks(context, ranks)
+    launching.start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import measure
 
     check_writable(output)
-    kinds = _kinds(compressors)
+    kinds = arguments.kinds_of(compressors)
     model = _load(workload, changes, optimizer)
     with (
-        _connect(ranks) as transport,
+        launching.connected(ranks) as transport,
         screen.progress() as progress,
     ):
         measured = measure(
@@ -201,11 +194,13 @@ def benchmark_network(
     if imported:
         from comm_plan.commbench.importing import load
 
-        measured = load(imported, world_size=world_size, backend=_value(ranks.backend))
+        measured = load(
+            imported, world_size=world_size, backend=arguments.value(ranks.backend)
+        )
     else:
-        _start_ranks(context, ranks)
+        launching.start_ranks(context, ranks)
         check_writable(output)
-        with _connect(ranks) as transport:
+        with launching.connected(ranks) as transport:
             measured = _sweep(transport, collectives, max_nbytes, budget_s)
     _finish(measured, output, json)
 
@@ -269,14 +264,14 @@ def solve(
         raise typer.BadParameter("it is for --solver auto", param_hint="--allow")
     settings = Settings(
         world_size=world_size,
-        algorithm=_value(algorithm),
-        link_bytes_per_s=_bytes_per_s(link_gbits),
-        compressor=_value(compressor),
-        options=_pairs(options),
-        dense_layers=_names(dense_layers),
+        algorithm=arguments.value(algorithm),
+        link_bytes_per_s=arguments.bytes_per_s(link_gbits),
+        compressor=arguments.value(compressor),
+        options=arguments.pairs(options),
+        dense_layers=arguments.names(dense_layers),
         caps_nbytes=caps(threshold),
         max_ratio=max_ratio,
-        allow=_names(allow),
+        allow=arguments.names(allow),
         accuracy=accuracy,
         tolerance=tolerance,
         literal=literal,
@@ -377,8 +372,8 @@ def train(
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
-    ranks = _as_planned(ranks, plan)
-    _start_ranks(context, ranks)
+    ranks = launching.as_planned(ranks, plan)
+    launching.start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
@@ -388,12 +383,12 @@ def train(
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     check_writable(output)
-    chosen = _plan_for_these(plan, elastic, _link(ranks))
+    chosen = _plan_for_these(plan, elastic, launching.link_of(ranks))
     model = _load(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
     total = training.steps if training.epochs is None else None
     with (
-        _connect(ranks, timeout_s) as transport,
+        launching.connected(ranks, timeout_s) as transport,
         screen.training_progress(total) as show,
     ):
         watchers = [show]
@@ -422,15 +417,15 @@ def train(
                 epochs=training.epochs,
                 steps=training.steps,
                 seed=training.seed,
-                learning_rate=_learning_rate(training),
+                learning_rate=arguments.learning_rate(training),
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
                 elastic=elastic is not None,
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
-                micro_batches=_micro_batches(second_moments),
-                density_warmup=_warmup(training.density_warmup),
+                micro_batches=arguments.micro_batches(second_moments),
+                density_warmup=arguments.density_warmup(training.density_warmup),
                 watcher=watch,
                 on_engine=on_engine,
                 agreed={
@@ -463,8 +458,8 @@ def compare(
     ranks: Ranks,
 ) -> None:
     """Train by several plans at once, in turns: was it worth it?"""
-    ranks = _as_planned(ranks, plans[0])
-    _start_ranks(context, ranks)
+    ranks = launching.as_planned(ranks, plans[0])
+    launching.start_ranks(context, ranks)
     from comm_plan.plans import Plan, check_writable
     from comm_plan.plans.files import make_folder
     from comm_plan.report.comparison import comparison
@@ -481,7 +476,7 @@ def compare(
     chosen = [Plan.load(plan) for plan in plans]
     model = _load(workload, changes, optimizer, training.seed)
     with (
-        _connect(ranks) as transport,
+        launching.connected(ranks) as transport,
         screen.progress() as progress,
     ):
 
@@ -493,8 +488,8 @@ def compare(
             epochs=training.epochs,
             steps=training.steps,
             seed=training.seed,
-            learning_rate=_learning_rate(training),
-            density_warmup=_warmup(training.density_warmup),
+            learning_rate=arguments.learning_rate(training),
+            density_warmup=arguments.density_warmup(training.density_warmup),
             watcher=watch,
         )
         records = train_side_by_side(model, chosen, transport, options)
@@ -548,7 +543,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Try the plans that could be best on your own model; say which to run."""
-    _start_ranks(context, ranks)
+    launching.start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
     from comm_plan.plans.files import make_folder
@@ -558,7 +553,7 @@ def tune(
     make_folder(folder)
     model = _load(workload, changes, optimizer, seed)
     with (
-        _connect(ranks) as transport,
+        launching.connected(ranks) as transport,
         screen.progress() as progress,
     ):
         tuned = run(
@@ -570,9 +565,9 @@ def tune(
                 seeds=seeds,
                 seed=seed,
                 settings=Settings(
-                    dense_layers=_names(dense_layers),
+                    dense_layers=arguments.names(dense_layers),
                     max_ratio=max_ratio,
-                    allow=_names(allow),
+                    allow=arguments.names(allow),
                     accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,
                 ),
@@ -612,18 +607,18 @@ def simulate(
     from comm_plan.report.solvers import speedup_table, what_if_table
 
     measured, cluster = Profile.load(profile), Network.load(network)
-    names = tuple(SOLVERS) if solvers == "all" else _names(solvers) or ()
+    names = tuple(SOLVERS) if solvers == "all" else arguments.names(solvers) or ()
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,
-        _numbers("--world-sizes", world_sizes, int),
+        arguments.numbers("--world-sizes", world_sizes, int),
         names,
         Settings(
-            algorithm=_value(algorithm),
-            compressor=_value(compressor),
-            options=_pairs(options),
-            link_bytes_per_s=_bytes_per_s(link_gbits),
-            dense_layers=_names(dense_layers),
+            algorithm=arguments.value(algorithm),
+            compressor=arguments.value(compressor),
+            options=arguments.pairs(options),
+            link_bytes_per_s=arguments.bytes_per_s(link_gbits),
+            dense_layers=arguments.names(dense_layers),
             max_ratio=max_ratio,
         ),
     )
@@ -659,7 +654,7 @@ def report(
     """Show documents: a page of charts and tables, or timelines."""
     from comm_plan import reporting
 
-    names = _names(solvers) or ()
+    names = arguments.names(solvers) or ()
     if output is None:
         from comm_plan.report.terminal import TerminalTimelines
 
@@ -759,71 +754,13 @@ def _fail(error: BaseException, code: int) -> NoReturn:
     """Say what is wrong, if all ranks found it only once, and leave."""
     here = place()
     if here.rank == 0 or not isinstance(error, InputError):
-        _explain(error)
+        screen.explain(error)
     elif here.launcher in ("mpirun", "mpiexec"):
         time.sleep(RANK_0_FIRST_S)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may still sit in a collective that will never end.
     os._exit(code)
-
-
-def _explain(error: BaseException) -> None:
-    """Print ``error`` in one line."""
-    here = place()
-    if os.environ.get("COMM_PLAN_DEBUG"):
-        traceback.print_exception(error)
-    text = one_line(str(error))
-    if not isinstance(error, CommPlanError):
-        text = f"{type(error).__name__}: {text} (--debug shows where)"
-    who = f"rank {here.rank}: " if here.world_size > 1 else ""
-    # In one piece, for other ranks may print too.
-    sys.stderr.write(f"comm-plan: error: {who}{text}\n")
-    sys.stderr.flush()
-
-
-def _start_ranks(context: typer.Context, ranks: Ranks) -> None:
-    """Run this same command on ``ranks.local_ranks`` ranks instead, and exit.
-
-    The ranks get the same words; their environment says that they are started.
-    """
-    from comm_plan.transports.launch import STARTED, run_local
-
-    _link(ranks)  # what is wrong with it is said once, by none of the ranks
-    if ranks.local_ranks in (None, 1) or STARTED in os.environ:
-        return
-    if place().launcher != "none":
-        raise InputError(
-            f"--local-ranks under {place().launcher}: leave one of the two out"
-        )
-    command = [sys.executable, "-m", "comm_plan.cli", *context.obj]
-    code = run_local(command, ranks.local_ranks, _value(ranks.backend) or "gloo")
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _connect(ranks: Ranks, timeout_s: float = 300.0) -> Iterator[Transport]:
-    """Join the run that the launcher's environment describes."""
-    from comm_plan.transports.connect import connect
-
-    link = _link(ranks)
-    with connect(
-        _value(ranks.backend),
-        device=_value(ranks.device),
-        timeout_s=timeout_s,
-        report=_explain,
-    ) as transport:
-        if link is None:
-            yield transport
-        elif transport.world_size == 1:
-            raise InputError(
-                "--emulate-link: one rank sends nothing: start more (--local-ranks, "
-                "torchrun, mpirun)"
-            )
-        else:
-            from comm_plan.collectives.emulation import emulate
-
-            yield emulate(transport, link)
 
 
 def _load(
@@ -837,7 +774,7 @@ def _load(
     from comm_plan.workloads.optimizer import OptimizerOptions, with_optimizer
 
     given = {name: value for name, value in vars(changes).items() if value is not None}
-    other = {**vars(optimizer), "optimizer": _value(optimizer.optimizer)}
+    other = {**vars(optimizer), "optimizer": arguments.value(optimizer.optimizer)}
     return with_optimizer(load(workload, seed=seed, **given), OptimizerOptions(**other))
 
 
@@ -870,12 +807,6 @@ def _plan_for_these(
     return plan
 
 
-def _learning_rate(training: Training) -> LearningRate:
-    from comm_plan.runtime.learning_rate import LearningRate
-
-    return LearningRate.parse(training.lr_schedule, training.lr_warmup)
-
-
 def _made_up(
     model: str | None,
     flops_per_s: float | None,
@@ -900,21 +831,11 @@ def _sweep(
     with screen.progress() as progress:
         return measure(
             transport,
-            collectives=_names(collectives) or tuple(COLLECTIVES),
+            collectives=arguments.names(collectives) or tuple(COLLECTIVES),
             sizes=geometric_sizes(largest=max_nbytes),
             budget_s=budget_s,
             progress=progress,
         )
-
-
-def _as_planned(ranks: Ranks, plan: Path) -> Ranks:
-    """Return ``ranks`` on the backend of ``plan``, unless they were given another."""
-    from comm_plan.plans import Plan
-    from comm_plan.transports.backends import find_backend
-
-    planned = Plan.load(plan).backend
-    find_backend(planned)
-    return replace(ranks, backend=ranks.backend or Backend(planned))
 
 
 def _finish(document: Document, output: Path, json: bool) -> None:
@@ -929,71 +850,6 @@ def _finish(document: Document, output: Path, json: bool) -> None:
     for table in tables(document, briefly=True):
         screen.show(table)
     screen.say(f"wrote {output}")
-
-
-def _link(ranks: Ranks) -> EmulatedLink | None:
-    from comm_plan.plans.link import EmulatedLink
-
-    text = ranks.emulate_link
-    return None if text is None else EmulatedLink.parse(text)
-
-
-def _value(choice: Enum | None) -> str | None:
-    return None if choice is None else choice.value
-
-
-def _bytes_per_s(gbits: float | None) -> float | None:
-    return None if gbits is None else gbits * 1e9 / 8
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
-    """Return ``NAME=VALUE`` texts as a mapping."""
-    pairs = [text.partition("=") for text in texts or ()]
-    for name, separator, value in pairs:
-        if not (name and separator and value):
-            raise InputError(f"--set {name}{separator}{value}: write NAME=VALUE")
-    return {name: value for name, _, value in pairs}
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    """Return which compressors ``--compressors`` means."""
-    if text == "all":
-        return tuple(KINDS)
-    return () if text == "none" else _names(text) or ()
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
-
-
-def _micro_batches(second_moments: str | None) -> int | None:
-    from comm_plan.runtime.second_moments.choice import parse
-
-    return None if second_moments is None else parse(second_moments)
-
-
-def _warmup(text: str | None) -> tuple[float, ...] | int:
-    from comm_plan.runtime.trainer import GTOPK_WARMUP
-
-    if text is None:
-        return ()
-    if text == "paper":
-        return GTOPK_WARMUP
-    if text.isdecimal():
-        return int(text)
-    densities = _numbers("--density-warmup", text, float)
-    if not all(0 < density <= 1 for density in densities):
-        raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")
-    return tuple(densities)
 
 
 if __name__ == "__main__":

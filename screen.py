@@ -1,4 +1,4 @@
-"""The terminal: what is printed, and progress bars, on stderr.
+"""The terminal: what is printed, errors, and progress bars, on stderr.
 
 All text is printed as it is: names in documents and paths are no markup, and control
 characters in them do nothing.
@@ -8,12 +8,15 @@ Imports wait inside the functions, so that ``--help`` is instant.
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from comm_plan import units
-from comm_plan.errors import printable
+from comm_plan.errors import CommPlanError, one_line, printable
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
@@ -38,6 +41,20 @@ def show(renderable: Any) -> None:
 def say(line: str) -> None:
     """Print one line."""
     console().print(printable(line), highlight=False)
+
+
+def explain(error: BaseException) -> None:
+    """Print ``error`` in one line."""
+    here = place()
+    if os.environ.get("COMM_PLAN_DEBUG"):
+        traceback.print_exception(error)
+    text = one_line(str(error))
+    if not isinstance(error, CommPlanError):
+        text = f"{type(error).__name__}: {text} (--debug shows where)"
+    who = f"rank {here.rank}: " if here.world_size > 1 else ""
+    # In one piece, for other ranks may print too.
+    sys.stderr.write(f"comm-plan: error: {who}{text}\n")
+    sys.stderr.flush()
 
 
 @contextmanager

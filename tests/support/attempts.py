@@ -50,12 +50,12 @@ def attempt(*words: object) -> Ended:
     Raises:
         Exception: what was raised, if that is no refusal.
     """
-    from comm_plan import cli
+    from comm_plan import cli, screen
 
     def fail(error: Exception, code: int) -> None:
         if code != InputError.exit_code:
             raise error
-        cli._explain(error)
+        screen.explain(error)
         raise SystemExit(code)
 
     out, err = io.StringIO(), io.StringIO()

@@ -1,0 +1,107 @@
+"""What the words of options mean, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+from comm_plan.errors import InputError
+from comm_plan.plans.compression import KINDS
+
+if TYPE_CHECKING:
+    from comm_plan.options import Training
+    from comm_plan.runtime.learning_rate import LearningRate
+
+Number = TypeVar("Number", int, float)
+
+
+def value(choice: Enum | None) -> str | None:
+    """Return the word of a choice."""
+    return None if choice is None else choice.value
+
+
+def bytes_per_s(gbits: float | None) -> float | None:
+    """Return ``gbits`` of a second in bytes."""
+    return None if gbits is None else gbits * 1e9 / 8
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Return names that are separated by commas."""
+    if text is None:
+        return None
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def pairs(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a mapping.
+
+    Raises:
+        InputError: a text is none.
+    """
+    parts = [text.partition("=") for text in texts or ()]
+    for name, separator, word in parts:
+        if not (name and separator and word):
+            raise InputError(f"--set {name}{separator}{word}: write NAME=VALUE")
+    return {name: word for name, _, word in parts}
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Return which compressors ``--compressors`` means."""
+    if text == "all":
+        return tuple(KINDS)
+    return () if text == "none" else names(text) or ()
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """Return numbers that are separated by commas.
+
+    Raises:
+        InputError: one is none; ``option`` is named.
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
+
+
+def micro_batches(second_moments: str | None) -> int | None:
+    """Return what ``--second-moments`` means.
+
+    Raises:
+        InputError: it is neither ``exact`` nor a number of micro-batches.
+    """
+    from comm_plan.runtime.second_moments.choice import parse
+
+    return None if second_moments is None else parse(second_moments)
+
+
+def density_warmup(text: str | None) -> tuple[float, ...] | int:
+    """Return what ``--density-warmup`` means: densities, or for how many epochs.
+
+    Raises:
+        InputError: no numbers, or such as are no densities.
+    """
+    from comm_plan.runtime.trainer import GTOPK_WARMUP
+
+    if text is None:
+        return ()
+    if text == "paper":
+        return GTOPK_WARMUP
+    if text.isdecimal():
+        return int(text)
+    densities = numbers("--density-warmup", text, float)
+    if not all(0 < density <= 1 for density in densities):
+        raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")
+    return tuple(densities)
+
+
+def learning_rate(training: Training) -> LearningRate:
+    """Return the schedule that options of a training mean.
+
+    Raises:
+        InputError: they mean none.
+    """
+    from comm_plan.runtime.learning_rate import LearningRate
+
+    return LearningRate.parse(training.lr_schedule, training.lr_warmup)
