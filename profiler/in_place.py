@@ -5,12 +5,14 @@ through the caches since it touched them, and it leaves the caches cold for the 
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket holds
 all gradients that a method takes and nothing travels, in turn with iterations in which
-it rests. What forward and backward take longer, over the sum of ``compress_s`` of all
-tensors, is a factor on ``compress_s``; what the communication thread takes, over the
-sum of ``encode_s`` and ``decompress_s``, one on those. How costs grow with size and
-density stays as measured. Momentum correction passes over states as large as the model,
-whatever is compressed, and spares the optimizer its own momentum: what iterations take
-longer with it is shared out by elements.
+it rests. The ranks meet at the end of each backward, as in training: those that share a
+host pass over its memory at the same time. What forward and backward take longer, over
+the sum of ``compress_s`` of all tensors, is a factor on ``compress_s``; what the
+communication thread takes, over the sum of ``encode_s`` and ``decompress_s``, one on
+those. How costs grow with size and density stays as measured. Momentum correction
+passes over states as large as the model, whatever is compressed, and spares the
+optimizer its own momentum: what iterations take longer with it is shared out by
+elements.
 
 Methods whose work depends on the values of gradients are left as they are: the
 thresholds they are measured with fit normal gradients, not the model's.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 from torch import nn
@@ -36,6 +39,7 @@ from comm_plan.plans.compression import Dense, Spec, spec_class
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
+from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
@@ -68,17 +72,17 @@ def in_place(
         transport: the ranks, which all compress at once.
         progress: called with the number of turns done and of all.
     """
-    trial = Trial(workload, transport.device, transport.rank, transport.world_size)
     costs = dict(profile.compression)
     middles = {
         kind: _middle(costs[kind])
         for kind in costs
         if _works_alike_on_all(spec_class(kind)) and _taken(profile, spec_class(kind))
     }
-    plans = _plans(profile, middles, can_be_corrected(trial.optimizer))
+    optimizer = workload.optimizer(workload.model.parameters())
+    plans = _plans(profile, middles, can_be_corrected(optimizer))
     if not plans:
         return costs
-    own = _seen(trial, workload.model, list(plans.values()), transport, progress)
+    own = _seen(workload, list(plans.values()), transport, progress)
     mean = np.mean(transport.gather_objects(own), axis=0).tolist()
     by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
@@ -197,8 +201,7 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
 
 
 def _seen(
-    trial: Trial,
-    model: nn.Module,
+    workload: Measurable,
     plans: Sequence[Plan],
     ranks: Transport,
     progress: PassProgress | None,
@@ -208,6 +211,21 @@ def _seen(
     Backward ends later than while an engine rests, from the start of forward, which
     finds the caches cold too.
     """
+    with closing(Rendezvous(ranks, workload.model)) as rendezvous:
+        meet = rendezvous.meet
+        trial = Trial(workload, ranks.device, ranks.rank, ranks.world_size, meet)
+        turns = _turns(trial, workload.model, plans, ranks, progress)
+    return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
+
+
+def _turns(
+    trial: Trial,
+    model: nn.Module,
+    plans: Sequence[Plan],
+    ranks: Transport,
+    progress: PassProgress | None,
+) -> list[list[Seen]]:
+    """Return what is seen by each plan in each turn."""
 
     def engine(plan: Plan) -> Engine:
         return Engine(
@@ -233,8 +251,7 @@ def _seen(
             progress(done + 1, max(done + 1, TURNS[0]))
         return seen
 
-    turns = in_turns(ranks, turn)
-    return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
+    return in_turns(ranks, turn)
 
 
 def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:

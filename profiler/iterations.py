@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.ranks import slowest_of
 from comm_plan.profiler.timings import (
     Measurable,
@@ -86,8 +85,7 @@ class Iterations:
         self._total = iterations or ITERATIONS[0]
         self._done = 0
         self.windows: list[Window] = []
-        numel = sum(p.numel() for p in trainable(workload.model).values())
-        self._rendezvous = Rendezvous(ranks, numel)
+        self._rendezvous = Rendezvous(ranks, workload.model)
         self.trial = Trial(
             workload, ranks.device, ranks.rank, ranks.world_size, self._rendezvous.meet
         )

@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from torch import nn
 
+from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.timings import Timings
 from comm_plan.transports.base import Transport
 from comm_plan.transports.elapsed import elapsed_s
@@ -32,11 +34,12 @@ class Rendezvous:
 
     Args:
         ranks: the ranks.
-        numel: elements of the model.
+        model: what they train.
     """
 
-    def __init__(self, ranks: Transport, numel: int) -> None:
+    def __init__(self, ranks: Transport, model: nn.Module) -> None:
         self._ranks = ranks
+        numel = sum(p.numel() for p in trainable(model).values())
         self._buffer = torch.zeros(min(NUMEL, numel), device=ranks.device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
 

@@ -30,7 +30,7 @@ def digits():
 
 
 def all_alike(delay_s, thread_s):
-    return lambda trial, model, plans, *_: [(delay_s, thread_s, 0.0) for _ in plans]
+    return lambda workload, plans, *_: [(delay_s, thread_s, 0.0) for _ in plans]
 
 
 def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
@@ -62,7 +62,7 @@ def test_what_momentum_takes_longer_is_shared_out_by_elements(digits, monkeypatc
     workload, profile = digits
     later_s, spared_s = 0.75, 0.25
 
-    def seen(trial, model, plans, ranks, progress):
+    def seen(workload, plans, ranks, progress):
         corrected = [plan.momentum_correction for plan in plans]
         return [
             (DELAY_S + later_s * c, THREAD_S, 2.0 - spared_s * c) for c in corrected
@@ -81,7 +81,7 @@ def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     given = []
 
-    def seen(trial, model, plans, ranks, progress):
+    def seen(workload, plans, ranks, progress):
         given.extend(plans)
         return [(0.0, 0.0, 0.0) for _ in plans]
 
