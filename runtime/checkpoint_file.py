@@ -16,9 +16,12 @@ from typing import IO, Any, cast
 
 import torch
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, one_line
 
 _CHUNK_NBYTES = 1 << 20
+
+LONGEST_CAUSE = 200
+"""Characters of what is wrong with a file, in a message."""
 
 
 def write(path: Path, content: dict[str, Any]) -> str | None:
@@ -34,7 +37,7 @@ def write(path: Path, content: dict[str, Any]) -> str | None:
         path.parent.mkdir(exist_ok=True)
         _write(path, content)
     except (OSError, RuntimeError) as error:
-        return f"{path}: cannot be written: {_one_line(error)}"
+        return f"{path}: cannot be written: {one_line(str(error), LONGEST_CAUSE)}"
     return None
 
 
@@ -51,7 +54,7 @@ def read_all(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str | 
                 return {}, f"{path}: is damaged: its SHA-256 is not that beside it"
             contents[path.name] = torch.load(path, weights_only=True)
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
-            return {}, f"{path}: cannot be read: {_one_line(error)}"
+            return {}, f"{path}: cannot be read: {one_line(str(error), LONGEST_CAUSE)}"
     return contents, None
 
 
@@ -107,10 +110,6 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(_CHUNK_NBYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _flush_to_disk(file: IO[Any]) -> None:

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from comm_plan.errors import CollectiveError, MismatchError, PeerError, RunError
+from comm_plan.errors import (
+    CollectiveError,
+    MismatchError,
+    PeerError,
+    RunError,
+    one_line,
+)
 from comm_plan.transports import event_loop, watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
@@ -246,7 +252,7 @@ def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
             device_id=joining.device if joining.backend == "nccl" else None,
         )
     except RuntimeError as error:
-        detail = " ".join(str(error).split())[:300]
+        detail = one_line(str(error), 300)
         raise PeerError(
             f"rank {here.rank} did not meet all {here.world_size} ranks at {host} port "
             f"{port}: check that all were started and reach this address ({detail})"
@@ -346,5 +352,5 @@ def _named(operation: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
+        detail = one_line(str(error)) or type(error).__name__
         raise CollectiveError(f"{operation} failed: {detail}") from error

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from comm_plan.errors import CollectiveError, PeerError, RunError
+from comm_plan.errors import CollectiveError, PeerError, RunError, one_line
 from comm_plan.transports.calls import Calls
 from comm_plan.transports.links import Link, Ranks, connect_links
 from comm_plan.transports.progress import Progress
@@ -121,8 +121,7 @@ class Liveness:
     def fail(self, cause: str) -> None:
         """Tell the others that this rank fails and why, unless a verdict is out."""
         self._noticed.set()
-        one_line = " ".join(cause.split())[:_MAX_CAUSE]
-        self._judge(f"rank {self._rank} failed: {one_line}")
+        self._judge(f"rank {self._rank} failed: {one_line(cause, _MAX_CAUSE)}")
 
     def note(self, progress: Progress) -> None:
         """Note how far this rank is in its data; the others learn it with a beat."""
