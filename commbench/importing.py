@@ -74,7 +74,7 @@ def parse(
         return osu.read(text, source, world_size)
     raise DocumentError(
         f"{source}: neither nccl-tests nor OSU output: there is no line with size, "
-        'algbw and busbw, and none that starts with "# OSU"'
+        'algbw and busbw, and none that starts with "# OSU MPI" or "# OSU NCCL"'
     )
 
 

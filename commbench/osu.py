@@ -39,7 +39,7 @@ SYNC = "OSU: barrier after each iteration, mean over iterations, then over ranks
 SMALL_NBYTES = 8192
 
 _TWO = {"point_to_point": 2}
-_TITLE = re.compile(r"# OSU (\w+)(?:-\w+)? (.*?) ?Test\b")
+_TITLE = re.compile(r"# OSU (MPI|NCCL)(?:-\w+)? (.*?) ?Test\b")
 
 
 @dataclass

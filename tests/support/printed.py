@@ -64,7 +64,7 @@ def by_osu(network: Network, collective: str) -> str:
     """Return the text of OSU: Avg is the median, Max the 95th percentile."""
     (title,) = (title for title, name in TITLES.items() if name == collective)
     parts = network.world_size if collective == "allgather" else 1
-    words = ["# OSU", network.backend.upper(), *filter(None, [title]), "Latency Test"]
+    words = ["# OSU MPI", *filter(None, [title]), "Latency Test"]
     head = f"{'# Size':<10}" + "".join(f"{name:>18}" for name in _OSU_HEADS)
     lines = [" ".join(words), head + "  Iterations"]
     for sample in network.collectives[collective].samples:
