@@ -22,7 +22,7 @@ from contextlib import (
     nullcontext,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, cast
 
 import typer
 
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from comm_plan.runtime.trainer import Event
     from comm_plan.transports.base import Transport
     from comm_plan.workloads import Workload
-
-Number = TypeVar("Number", int, float)
 
 app = typer.Typer(
     pretty_exceptions_enable=False,

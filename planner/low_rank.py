@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from comm_plan.plans.compression import PowerSgd, matrix_of
+from comm_plan.plans.compression import FLOAT32_NBYTES, PowerSgd, matrix_of
+from comm_plan.plans.compression.powersgd import numel_in_two_steps
 from comm_plan.plans.profile import TensorTiming
 
 SLACK = 1 + 1e-9
@@ -66,7 +67,7 @@ def allocated(spec: PowerSgd, tensors: Sequence[TensorTiming]) -> PowerSgd:
         tensors: of the model.
     """
     assert isinstance(spec.rank, int)
-    every = [_choices(spec, tensor, spec.rank) for tensor in tensors]
+    every = [_choices(tensor, spec.rank) for tensor in tensors]
     uniform = [_of_rank(choices, spec.rank) for choices in every]
     chosen = cheapest(every, sum(choice.error for choice in uniform))
     if nbytes(chosen) >= nbytes(uniform):
@@ -110,7 +111,7 @@ def nbytes(choices: Sequence[Choice]) -> float:
     return sum(choice.nbytes for choice in choices)
 
 
-def _choices(spec: PowerSgd, tensor: TensorTiming, rank: int) -> list[Choice]:
+def _choices(tensor: TensorTiming, rank: int) -> list[Choice]:
     """Return the ranks whose errors are known; only ``rank`` if its is not."""
     known = {each.rank: each.squared_error for each in tensor.low_rank or ()}
     if rank not in known:
@@ -118,7 +119,7 @@ def _choices(spec: PowerSgd, tensor: TensorTiming, rank: int) -> list[Choice]:
     return [
         Choice(
             other,
-            spec.model_copy(update={"rank": other}).planned_nbytes([tensor.shape], ""),
+            FLOAT32_NBYTES / 2 * numel_in_two_steps(tensor.shape, other),
             error if matrix_of(tensor.shape, other) else 0.0,
         )
         for other, error in known.items()

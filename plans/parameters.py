@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from comm_plan.plans.profile import fingerprint
@@ -25,6 +26,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+
+
+def numel_of(parameters: Mapping[str, nn.Parameter]) -> int:
+    """Return the elements of all ``parameters`` together."""
+    return sum(parameter.numel() for parameter in parameters.values())
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

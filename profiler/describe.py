@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch import nn
 
 from comm_plan.plans import Model, TensorTiming, fingerprint
-from comm_plan.plans.parameters import dtype_name
+from comm_plan.plans.parameters import dtype_name, numel_of
 
 
 def describe_model(name: str, parameters: Mapping[str, nn.Parameter]) -> Model:
     """Return the document's model of these trainable parameters."""
     tensors = [(key, tuple(p.shape), dtype_name(p)) for key, p in parameters.items()]
-    numel = sum(p.numel() for p in parameters.values())
+    numel = numel_of(parameters)
     return Model(name=name, fingerprint=fingerprint(tensors), parameters=numel)
 
 

@@ -212,8 +212,7 @@ def _seen(
     finds the caches cold too.
     """
     with closing(Rendezvous(ranks, workload.model)) as rendezvous:
-        meet = rendezvous.meet
-        trial = Trial(workload, ranks.device, ranks.rank, ranks.world_size, meet)
+        trial = Trial(workload, ranks, rendezvous.meet)
         turns = _turns(trial, workload.model, plans, ranks, progress)
     return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
 

@@ -86,9 +86,7 @@ class Iterations:
         self._done = 0
         self.windows: list[Window] = []
         self._rendezvous = Rendezvous(ranks, workload.model)
-        self.trial = Trial(
-            workload, ranks.device, ranks.rank, ranks.world_size, self._rendezvous.meet
-        )
+        self.trial = Trial(workload, ranks, self._rendezvous.meet)
 
     @property
     def of_ranks(self) -> list[Timings]:

@@ -16,7 +16,7 @@ from contextlib import closing
 from comm_plan.errors import InputError
 from comm_plan.plans import Profile
 from comm_plan.plans.compression import PowerSgd, spec_class
-from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.plans.parameters import model_fingerprint, numel_of, trainable
 from comm_plan.profiler.assembly import assemble, check_parameters, with_findings
 from comm_plan.profiler.compression import compression_costs
 from comm_plan.profiler.contention import contention
@@ -78,7 +78,7 @@ def measure(
     parameters = trainable(workload.model)
     check_parameters(workload.name, parameters)
     check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
-    numel = sum(parameter.numel() for parameter in parameters.values())
+    numel = numel_of(parameters)
 
     def watch(what: str) -> PassProgress:
         return lambda done, total: progress(done, total, what)
@@ -95,7 +95,7 @@ def measure(
         )
         timed.window()
         lag_s = _lag_s(timed.trial, ranks)
-        apart = Trial(workload, ranks.device, ranks.rank, ranks.world_size)
+        apart = Trial(workload, ranks)
         beside = contention(apart, ranks, numel)
         timed.window()
         profile = assemble(
@@ -110,7 +110,7 @@ def measure(
     profile = profile.model_copy(update={"contention": beside, "compression": costs})
     costs = in_place(workload, profile, ranks, watch("compressors in place"))
     profile = profile.model_copy(update={"compression": costs})
-    if PowerSgd.model_fields["kind"].default in kinds:
+    if PowerSgd in map(spec_class, kinds):
         profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
     if any(spec_class(kind).needs_second_moments for kind in kinds):
         profile = with_second_moments(workload, profile, ranks)

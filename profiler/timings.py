@@ -22,6 +22,7 @@ from comm_plan.plans.parameters import trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
 from comm_plan.runtime.second_moments.choice import survey
+from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import endless
 
 SecondsArray = npt.NDArray[np.float64]
@@ -92,27 +93,23 @@ class Trial:
 
     Args:
         workload: what to run.
-        device: where.
-        rank: whose batches to take.
-        world_size: among how many.
+        ranks: on whose device, and which rank's batches.
         meet: is called after each backward, and waits for the other ranks.
     """
 
     def __init__(
         self,
         workload: Measurable,
-        device: torch.device,
-        rank: int = 0,
-        world_size: int = 1,
+        ranks: Transport,
         meet: Callable[[], None] = lambda: None,
     ) -> None:
-        self._model = workload.model.to(device).train()
+        self._model = workload.model.to(ranks.device).train()
         self._loss = workload.loss
-        self._device = device
+        self._device = ranks.device
         self._meet = meet
         self.parameters = trainable(self._model)
         self.optimizer = workload.optimizer(self._model.parameters())
-        self._batches = endless(workload.batches, rank, world_size)
+        self._batches = endless(workload.batches, ranks.rank, ranks.world_size)
 
     def run(
         self, iterations: int, warmup: int, progress: PassProgress | None = None

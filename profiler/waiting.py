@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.plans.parameters import trainable
+from comm_plan.plans.parameters import numel_of, trainable
 from comm_plan.profiler.timings import Timings
 from comm_plan.transports.base import Transport
 from comm_plan.transports.elapsed import elapsed_s
@@ -39,8 +39,8 @@ class Rendezvous:
 
     def __init__(self, ranks: Transport, model: nn.Module) -> None:
         self._ranks = ranks
-        numel = sum(p.numel() for p in trainable(model).values())
-        self._buffer = torch.zeros(min(NUMEL, numel), device=ranks.device)
+        numel = min(NUMEL, numel_of(trainable(model)))
+        self._buffer = torch.zeros(numel, device=ranks.device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
 
     def meet(self) -> None:

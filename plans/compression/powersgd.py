@@ -55,6 +55,12 @@ def matrix_of(shape: Sequence[int], rank: int) -> Matrix | None:
     return matrix if pays else None
 
 
+def numel_in_two_steps(shape: Sequence[int], rank: int) -> int:
+    """Return the elements sent of a tensor in two steps, a factor in each."""
+    matrix = matrix_of(shape, rank)
+    return 2 * math.prod(shape) if matrix is None else matrix.factors_numel
+
+
 class PowerSgd(EveryElement):
     """A factor of a low-rank approximation of every matrix, with error feedback.
 
@@ -111,12 +117,9 @@ class PowerSgd(EveryElement):
 
     def planned_nbytes(self, shapes: Sequence[Sequence[int]], collective: str) -> int:
         """Return the mean of two steps, of which each sends one of the factors."""
-        total = 0
-        for shape, rank in zip(shapes, self.ranks(len(shapes)), strict=True):
-            matrix = matrix_of(shape, rank)
-            both = 2 * math.prod(shape) if matrix is None else matrix.factors_numel
-            total += FLOAT32_NBYTES * both
-        return total // 2
+        ranks = self.ranks(len(shapes))
+        both = sum(map(numel_in_two_steps, shapes, ranks))
+        return FLOAT32_NBYTES * both // 2
 
     def restricted_to(self, start: int, stop: int) -> Self:
         """Return the spec with the ranks of tensors ``start..stop``."""

@@ -34,7 +34,7 @@ def test_two_that_share_something_lose_no_more_than_all_of_it(measured):
 
 def test_one_rank_has_nothing_to_send():
     transport = LocalTransport()
-    measured = contention(Trial(Toy(chain()), transport.device), transport, numel=1000)
+    measured = contention(Trial(Toy(chain()), transport), transport, numel=1000)
     assert measured.world_size == 1
     assert measured.startup == measured.transfer == Rates()
     assert 0 < measured.codec.compute <= 1
@@ -44,7 +44,7 @@ def test_all_ranks_get_the_same_rates():
     models = [chain(), chain()]
 
     def body(transport):
-        trial = Trial(Toy(models[transport.rank]), transport.device, transport.rank, 2)
+        trial = Trial(Toy(models[transport.rank]), transport)
         return contention(trial, transport, numel=1000)
 
     first, second = run_ranks(2, body)

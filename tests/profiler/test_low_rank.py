@@ -1,5 +1,8 @@
 """What low ranks leave out, against singular values by definition."""
 
+from itertools import islice
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,8 +12,10 @@ from comm_plan.profiler import low_rank as module
 from comm_plan.profiler import measure
 from comm_plan.profiler.low_rank import squared_errors, with_low_rank
 from comm_plan.tests.profiler.test_measure import Toy
+from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads.base import endless
 
 
 class Noise(Toy):
@@ -68,19 +73,33 @@ def test_gradients_that_are_not_finite_have_no_errors():
     assert all(tensor.low_rank is None for tensor in found.tensors)
 
 
-def test_the_ranks_gradients_count_alike(monkeypatch):
-    """And every gradient is the mean of some batches."""
+def test_errors_are_means_over_gradients_of_several_batches_of_every_rank():
+    class Bent(Noise):
+        """Gradients are of full rank."""
+
+        def loss(self, model, batch):
+            return model(batch).square().sum()
+
+    torch.manual_seed(0)
+    start = torch.randn(64, 64)
+
+    def workload():
+        model = nn.Linear(64, 64, bias=False)
+        model.weight.data.copy_(start)
+        return Bent(model)
 
     def body(ranks):
-        torch.manual_seed(0)
-        workload = Noise(nn.Linear(64, 64, bias=False))
-        profile = measure(workload, ranks, iterations=20)
-        seen = []
-        real = module.squared_errors
-        monkeypatch.setattr(
-            module, "squared_errors", lambda g: seen.append(real(g)) or seen[-1]
-        )
-        return with_low_rank(workload, profile, ranks).tensors[0].low_rank
+        profile = documents.profile_of([documents.tensor("weight", (64, 64))])
+        return with_low_rank(workload(), profile, ranks).tensors[0].low_rank
+
+    def gradients(rank):
+        drawn = endless(workload().batches, rank, 2)
+        for _ in range(module.GRADIENTS):
+            batches = list(islice(drawn, module.BATCHES))
+            yield sum(2 * start @ batch.T @ batch for batch in batches) / len(batches)
 
     first, second = run_ranks(2, body)
     assert first == second
+    errors = [by_definition(each) for rank in range(2) for each in gradients(rank)]
+    expected = np.mean(errors, axis=0)
+    assert [each.squared_error for each in first] == pytest.approx(expected, rel=0.02)
