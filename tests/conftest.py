@@ -46,12 +46,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-s", type=float, default=1800.0, help="seconds of training")
 
 
+PROGRAMS = ("examples", "integrations", "recipes")
+"""Folders of tests that run whole programs, which no time or delay decides."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that start processes on one worker: they fill the cores alone."""
+    """Keep the tests that start ranks on two workers, never more than two at a time.
+
+    Each fills the cores alone; those that measure are all on one of the workers.
+    """
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+            programs = item.path.parent.name in PROGRAMS
+            group = "programs" if programs else "ranks"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
