@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from comm_plan.errors import MismatchError
-from comm_plan.planner.documents import dense_lower_bound_s, make_problem, to_plan
+from comm_plan.planner.documents import make_problem, to_plan
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Settings, Solution
+from comm_plan.planner.summary import summarise
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Plan
 from comm_plan.plans.profile import Profile
 
 
 def predict(
-    plan: Plan, profile: Profile, network: Network, settings: Settings | None = None
+    plan: Plan,
+    profile: Profile,
+    network: Network,
+    settings: Settings | None = None,
+    beside: Sequence[str] = (),
 ) -> Plan:
     """Return ``plan`` with the prediction that these costs make for it.
 
-    It has no baselines: other solvers are not run. Momentum is corrected as the plan
-    says.
+    Momentum is corrected as the plan says.
 
     Args:
         plan: its buckets hold the profile's tensors in the same order.
@@ -29,6 +34,7 @@ def predict(
         network: of the ranks.
         settings: world size and closed form, if not as measured, and the link speed of
             the lower bound.
+        beside: the solvers whose dense plans are its baselines.
 
     Raises:
         MismatchError: the plan's tensors are not the profile's, in this order.
@@ -36,8 +42,10 @@ def predict(
     """
     problem, solution = posed(plan, profile, network, settings)
     schedule = problem.simulate(solution)
-    bound_s = dense_lower_bound_s(problem)
-    return to_plan(problem, plan.solver, solution, schedule, {}, bound_s)
+    others = summarise(problem, beside=beside)
+    baselines = {row.solver: row.iteration_s for row in others.rows}
+    bound_s = others.lower_bound_s
+    return to_plan(problem, plan.solver, solution, schedule, baselines, bound_s)
 
 
 def posed(

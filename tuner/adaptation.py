@@ -21,7 +21,8 @@ from comm_plan import units
 from comm_plan.errors import MismatchError
 from comm_plan.planner import Settings, replan
 from comm_plan.planner.collective_cost import collective_curve
-from comm_plan.planner.correction import Correction, Probe, correction
+from comm_plan.planner.correction import Correction
+from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
@@ -140,8 +141,7 @@ class Adaptation:
     def _observe(self, timing: Timing, probe_s: float) -> None:
         """Begin to solve again if a drift has lasted (rank 0)."""
         changed = correction(
-            self._engine.plan,
-            timing,
+            [Seen(self._engine.plan, timing)],
             self._profile,
             self._network,
             self._settings,
@@ -239,8 +239,9 @@ def _probe_numel(profile: Profile, network: Network, world_size: int) -> int:
 
 
 def _reason(changed: Correction) -> str:
+    computation, _, _ = changed.observed
     factors = {
-        "backward": changed.backward,
+        "backward": computation,
         "a message": changed.latency,
         "a byte": changed.per_byte,
     }

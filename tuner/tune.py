@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from comm_plan.errors import InputError
-from comm_plan.planner import Settings
-from comm_plan.planner.correction import Correction, correction
+from comm_plan.planner import BASELINES, Settings
+from comm_plan.planner.correction import Correction
+from comm_plan.planner.observed import Seen, correction
+from comm_plan.planner.predict import predict
 from comm_plan.plans import (
     Curve,
     Network,
     Plan,
     Profile,
     Round,
-    Timing,
     Trial,
     Tuning,
 )
@@ -91,7 +92,7 @@ class Tuned:
         plans: every plan that was tried, by its name.
         profile: what the plans were computed from.
         network: likewise.
-        correction: what the winner's trials say of both; None before it has run.
+        correction: what the trials say of both; None before any has run.
     """
 
     tuning: Tuning
@@ -101,29 +102,49 @@ class Tuned:
     correction: Correction | None
 
     @property
+    def next_profile(self) -> Profile:
+        """The profile as the trials corrected it."""
+        if self.correction is None:
+            return self.profile
+        return self.correction.profile(self.profile)
+
+    @property
+    def next_network(self) -> Network:
+        """The network as the trials corrected it."""
+        if self.correction is None:
+            return self.network
+        return self.correction.network(self.network)
+
+    @property
     def plan(self) -> Plan:
-        """The plan to run."""
-        return self.plans[self.tuning.winner]
+        """The plan to run, and what it takes at the corrected costs."""
+        winner = self.plans[self.tuning.winner]
+        return predict(
+            winner,
+            self.next_profile,
+            self.next_network,
+            Settings.of(winner),
+            beside=BASELINES,
+        )
 
     def save(self, folder: Path) -> None:
         """Write everything into ``folder``, which exists.
 
-        ``plan.json`` is the winner; ``next-profile.json`` and ``next-network.json``
-        are the costs as its trials corrected them, for the next time.
+        ``plan.json`` is the winner, ``next-profile.json`` and ``next-network.json`` the
+        costs as the trials corrected them, by which it is predicted. The other plans
+        are predicted by the costs that the tuning started from.
 
         Raises:
             OutputError: a file cannot be written.
         """
         self.profile.save(folder / "profile.json")
         self.network.save(folder / "network.json")
+        self.next_profile.save(folder / "next-profile.json")
+        self.next_network.save(folder / "next-network.json")
         for name, plan in self.plans.items():
             plan.save(folder / file_of(name))
         self.plan.save(folder / "plan.json")
         self.tuning.save(folder / "tuning.json")
-        if self.correction is not None:
-            corrected = self.correction
-            corrected.profile(self.profile).save(folder / "next-profile.json")
-            corrected.network(self.network).save(folder / "next-network.json")
 
 
 def file_of(name: str) -> str:
@@ -235,7 +256,7 @@ class _Session:
         self._trials = Trials(workload, transport, options.seed)
         self._rounds: dict[str, list[Round]] = {name: [] for name in self._plans}
         self._curves: dict[str, list[Curve]] = {name: [] for name in self._plans}
-        self._timings: dict[str, Timing] = {}
+        self._seen: dict[str, Seen] = {}
         self._verdict: tuple[str, str] | None = None
 
     def by_time(self) -> Iterator[None]:
@@ -327,19 +348,18 @@ class _Session:
             self._plans,
             self._profile,
             self._network,
-            correction=self._correction(winner),
+            correction=self._correction(),
         )
 
-    def _correction(self, name: str) -> Correction | None:
-        if name not in self._timings:
+    def _correction(self) -> Correction | None:
+        """Return what the plans show that have run as long as the baseline."""
+        rounds = len(self._rounds[self._baseline])
+        seen = [
+            s for name, s in self._seen.items() if len(self._rounds[name]) == rounds
+        ]
+        if not seen:
             return None
-        return correction(
-            self._plans[name],
-            self._timings[name],
-            self._profile,
-            self._network,
-            self._options.settings,
-        )
+        return correction(seen, self._profile, self._network, self._options.settings)
 
     @property
     def _baseline(self) -> str:
@@ -384,8 +404,7 @@ class _Session:
             warm_up=warm_up,
             done=lambda count: self._options.progress(count, total, f"try {name}"),
         )
-        if block.timing is not None:
-            self._timings[name] = block.timing
+        self._look(name, block)
         return block
 
     def _train(self, name: str, steps: int, seed: int) -> None:
@@ -397,7 +416,14 @@ class _Session:
             seed=seed,
             done=lambda count: self._options.progress(count, steps, what),
         )
+        self._look(name, block)
         self._curves[name].append(loss.curve(seed, block.seconds, block.losses))
+
+    def _look(self, name: str, block: Block) -> None:
+        """Keep what the last iterations of a plan took."""
+        if block.timing is not None:
+            iteration_s = float(np.median(block.seconds))
+            self._seen[name] = Seen(self._plans[name], block.timing, iteration_s)
 
     def _steps_by_loss(self, judged: Sequence[Trial], seeds: int) -> Mapping[str, int]:
         """Return how long each plan may train: all for the same seconds.

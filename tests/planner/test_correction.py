@@ -1,11 +1,11 @@
 """Corrected costs predict what was measured."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.planner.correction import Probe, correction
+from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import BucketTiming, Timing
 from comm_plan.tests.support import documents
@@ -35,7 +35,7 @@ def planned(profile, network, solver="wfbp"):
 
 
 def corrected(plan, profile, network, timing, probe=None):
-    change = correction(plan, timing, profile, network, SETTINGS, probe)
+    change = correction([Seen(plan, timing)], profile, network, SETTINGS, probe)
     return change, change.profile(profile), change.network(network)
 
 
@@ -44,7 +44,8 @@ def test_what_a_plan_takes_is_found_again(backward, latency, per_byte):
     plan = planned(model(), network())
     truth = predict(plan, model(backward), network(latency, per_byte), SETTINGS)
     change, *costs = corrected(plan, model(), network(), truth.predicted.timing)
-    assert change.backward == pytest.approx(backward)
+    assert change.backward == pytest.approx(backward, rel=0.02)
+    assert change.observed[0] == pytest.approx(backward)
     assert change.forward == pytest.approx(1.0)
     again = predict(plan, *costs, SETTINGS)
     assert again.predicted.iteration_s == pytest.approx(
@@ -109,3 +110,52 @@ def test_nothing_is_corrected_beyond_reason():
     assert change.forward == change.backward == 1.0
     assert change.latency <= 1e3
     assert change.per_byte <= 1e3
+
+
+COSTS = {"topk": (5e-3, 1e-9), "terngrad": (3e-3, 2e-9), "fp16": (0.0, 1e-10)}
+
+
+def compressing(backward=1.0, **slower):
+    """Return the model with compressors, some of which take so much longer."""
+    costs = {
+        kind: tuple(
+            cost.model_copy(
+                update={"compress_s": cost.compress_s * slower.get(kind, 1.0)}
+            )
+            for cost in of_kind
+        )
+        for kind, of_kind in documents.compression(**COSTS).items()
+    }
+    return model(backward).model_copy(update={"compression": costs})
+
+
+@settings(max_examples=30)
+@given(FACTORS, FACTORS, st.floats(0.0, 0.1))
+def test_plans_that_compress_differently_tell_compressors_apart(topk, terngrad, more_s):
+    """And what the iterations take longer is waiting."""
+    before, truth = compressing(), compressing(2.0, topk=topk, terngrad=terngrad)
+    seen = []
+    for kind in (None, "topk", "terngrad"):
+        asked = Settings(tolerance=0.0, compressor=kind)
+        plan = solve(make_problem(before, network(), asked), "wfbp")
+        taken = predict(plan, truth, network(), asked).predicted
+        seen.append(Seen(plan, taken.timing, taken.iteration_s + more_s))
+    change = correction(seen, before, network(), SETTINGS)
+    assert change.backward == pytest.approx(2.0, rel=0.05)
+    assert change.compression["topk"] == pytest.approx(topk, rel=0.1, abs=0.05)
+    terngrad = pytest.approx(terngrad, rel=0.1, abs=0.05)
+    assert change.compression["terngrad"] == terngrad
+    assert "fp16" not in change.compression
+    after = change.profile(before)
+    assert after.compression["fp16"] == before.compression["fp16"]
+    for each in seen:
+        again = predict(each.plan, after, change.network(network()), SETTINGS)
+        assert again.predicted.iteration_s == pytest.approx(each.iteration_s, rel=0.05)
+
+
+def test_waiting_cannot_be_less_than_none():
+    plan = planned(model(), network())
+    timing = plan.predicted.timing
+    change = correction([Seen(plan, timing, 1e-3)], model(), network(), SETTINGS)
+    assert change.waiting_s < 0
+    assert change.profile(model()).waiting_s == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from comm_plan.errors import MismatchError
-from comm_plan.planner import SOLVERS, Settings, make_problem, solve
+from comm_plan.planner import BASELINES, SOLVERS, Settings, make_problem, solve
 from comm_plan.planner.predict import predict
 from comm_plan.tests.support import documents
 
@@ -66,6 +66,14 @@ def test_momentum_is_corrected_as_the_plan_says():
     assert again.momentum_correction
     assert again.predicted.iteration_s == pytest.approx(plan.predicted.iteration_s)
     assert not again.predicted.baselines
+
+
+def test_baselines_are_what_their_solvers_say_at_these_costs():
+    asked = Settings(compressor="topk")
+    plan = solve(make_problem(model(3), network(1e-8), asked), "optimal")
+    again = predict(plan, model(3), network(1e-7), asked, beside=BASELINES)
+    same = solve(make_problem(model(3), network(1e-7), asked), "optimal")
+    assert again.predicted.baselines == same.predicted.baselines
 
 
 def test_a_plan_of_another_model_is_refused():

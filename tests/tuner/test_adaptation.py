@@ -162,7 +162,7 @@ def test_what_is_expected_is_for_the_ranks_that_train():
         engine = Engine(Replay(PROFILE), plan, transport)
         adaptation = Adaptation(engine, PROFILE, many)
         proposal = adaptation._propose(
-            Correction(1.0, 1.0, latency=1.0, per_byte=1.0, channel=1.0, probe=1.0)
+            Correction(1.0, 1.0, 1.0, 1.0, observed=(1.0, 1.0, 1.0))
         )
         adaptation.close()
         engine.close()

@@ -126,11 +126,22 @@ def test_the_folder_holds_the_plans_and_the_evidence(tmp_path):
     for trial in tuning.trials:
         assert Plan.load(tmp_path / trial.plan).sha256
         assert trial.measured_s > 0
-    winner = Plan.load(tmp_path / file_of(tuning.winner))
-    assert Plan.load(tmp_path / "plan.json") == winner
+    winner, plan = (
+        Plan.load(tmp_path / name) for name in (file_of(tuning.winner), "plan.json")
+    )
+    assert plan.model_copy(update=told(winner)) == winner
     next_profile = Profile.load(tmp_path / "next-profile.json")
     next_network = Network.load(tmp_path / "next-network.json")
+    assert plan.inputs.profile_sha256 == next_profile.sha256
+    assert plan.inputs.network_sha256 == next_network.sha256
+    measured_s = next(t.measured_s for t in tuning.trials if t.name == tuning.winner)
+    assert plan.predicted.iteration_s == pytest.approx(measured_s, rel=0.5)
     solve(make_problem(next_profile, next_network, Settings()), "optimal")
+
+
+def told(plan):
+    """Return what the costs say of a plan, not what it does."""
+    return {"predicted": plan.predicted, "inputs": plan.inputs}
 
 
 def test_a_network_of_more_ranks_is_carried_to_these(tmp_path):

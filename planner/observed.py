@@ -1,0 +1,264 @@
+"""What runs teach: which costs explain what the buckets of some plans really took.
+
+A plan says when each bucket should be ready, start and finish; a run says when they
+were. Forward is stretched by one factor, backward by another, and what compressing
+takes within it by one for each kind of compressor: plans that compress differently tell
+them apart. The link has two: of the latency and of the time per byte, for all
+collectives alike, since a slow link is slow for all of them. Each message is seen at
+one size only, so the factors are least squares (of relative errors) over all plans, all
+buckets and, where there is one, a probe; what these do not tell, such as the bandwidth
+where all messages are short, stays as it was. What the iterations then still take
+longer is put down to the ranks' waiting for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from comm_plan.planner.correction import Correction, stretched
+from comm_plan.planner.curve import FloatArray
+from comm_plan.planner.predict import posed
+from comm_plan.planner.problem import Problem, Settings, Solution
+from comm_plan.planner.schedule import Schedule
+from comm_plan.plans.network import Network
+from comm_plan.plans.plan import Plan
+from comm_plan.plans.profile import Profile
+from comm_plan.plans.timing import Timing
+
+LARGEST_FACTOR = 1e3
+"""Nothing is corrected by more than this, up or down: what was measured is no cost."""
+
+PRIOR = 1e-4
+"""What a factor that differs from 1 counts, beside a relative error of as much: 1."""
+
+LEAST_SHARE = 0.1
+"""A message that took a smaller share of what was expected weighs as if it had not."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run by a plan took.
+
+    Attributes:
+        plan: the plan.
+        timing: when its buckets travelled, without waiting for other ranks.
+        iteration_s: the whole iteration; None: not known.
+    """
+
+    plan: Plan
+    timing: Timing
+    iteration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An all-reduce that was timed beside the buckets.
+
+    Attributes:
+        nbytes: its size.
+        seconds: what it took, from when the last rank came.
+    """
+
+    nbytes: int
+    seconds: float
+
+
+def correction(
+    seen: Sequence[Seen],
+    profile: Profile,
+    network: Network,
+    settings: Settings | None = None,
+    probe: Probe | None = None,
+) -> Correction:
+    """Return what runs say of the costs that were expected.
+
+    Args:
+        seen: at least one run.
+        profile: the expected computation.
+        network: the expected collectives.
+        settings: what the plans were solved with.
+        probe: another observation of the link.
+
+    Raises:
+        MismatchError: a plan's tensors are not the profile's.
+        InputError: a cost that is needed was not measured.
+    """
+    runs = [_Run(each, profile, network, settings) for each in seen]
+    messages = np.concatenate([run.messages() for run in runs], axis=1)
+    channel = _ratio(float(messages[2].sum()), float(messages[:2].sum()))
+    probed = 1.0
+    if probe is not None:
+        extra = runs[0].probed(probe)
+        messages = np.concatenate([messages, extra], axis=1)
+        probed = _ratio(probe.seconds, float(extra[:2].sum()))
+    latency, per_byte = _link(*messages)
+    backward, compression = _computation(runs)
+    found = Correction(
+        forward=_median([run.forward for run in runs]),
+        backward=backward,
+        latency=latency,
+        per_byte=per_byte,
+        observed=(_median([run.computation for run in runs]), channel, probed),
+        compression=compression,
+    )
+    return replace(found, waiting_s=_unexplained_s(found, seen, runs))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run beside what was expected of it."""
+
+    seen: Seen
+    profile: Profile
+    network: Network
+    settings: Settings | None
+
+    @cached_property
+    def _posed(self) -> tuple[Problem, Solution]:
+        return self._at(self.profile, self.network)
+
+    def _at(self, profile: Profile, network: Network) -> tuple[Problem, Solution]:
+        return posed(self.seen.plan, profile, network, self.settings)
+
+    @cached_property
+    def _expected(self) -> Schedule:
+        problem, solution = self._posed
+        return problem.simulate(solution)
+
+    @property
+    def _backward_s(self) -> float:
+        return self._expected.compute_end_s - self.profile.backward_start_s
+
+    @property
+    def forward(self) -> float:
+        """Forward, measured over expected."""
+        return _ratio(self.seen.timing.backward_start_s, self.profile.backward_start_s)
+
+    @property
+    def computation(self) -> float:
+        """Backward with all compression, measured over expected."""
+        return _ratio(self.seen.timing.backward_s, self._backward_s)
+
+    def parts_s(self) -> dict[str, float]:
+        """Return what compressing by each kind was expected to add to backward.
+
+        What communication slows is slower in all parts alike.
+        """
+        _, solution = self._posed
+        alone_s = self.profile.backward_s + float(self._expected.times.compress_s.sum())
+        slower = self._backward_s / alone_s if alone_s > 0 else 1.0
+        parts: dict[str, float] = {}
+        each = zip(solution.options, self._expected.times.compress_s, strict=True)
+        for option, compress_s in each:
+            kind = option.compressor.kind
+            parts[kind] = parts.get(kind, 0.0) + slower * float(compress_s)
+        return parts
+
+    def alone_s(self) -> float:
+        """Return what backward without compression was expected to take."""
+        return self._backward_s - sum(self.parts_s().values())
+
+    def messages(self) -> FloatArray:
+        """Return [3, B]: what latency and bytes were to take, and what both took."""
+        _, quick = self._at(self.profile, stretched(self.network, 1.0, 0.0))
+        expected, latency_s = self._expected, quick.times().communicate_s
+        busy_s = np.array([bucket.busy_s for bucket in self.seen.timing.buckets])
+        seconds = busy_s / expected.slowdown - expected.times.codec_s
+        return np.stack([latency_s, expected.times.communicate_s - latency_s, seconds])
+
+    def probed(self, probe: Probe) -> FloatArray:
+        """Return [3, 1]: the same of a probe."""
+        nbytes = np.array([probe.nbytes])
+        problem, _ = self._posed
+        quick, _ = self._at(self.profile, stretched(self.network, 1.0, 0.0))
+        latency_s = quick.prices.curve("allreduce")(nbytes)
+        both_s = problem.prices.curve("allreduce")(nbytes)
+        return np.stack([latency_s, both_s - latency_s, [probe.seconds]])
+
+    def lasts_s(self, corrected: Correction) -> float:
+        """Return an iteration at ``corrected`` costs."""
+        problem, solution = self._at(
+            corrected.profile(self.profile), corrected.network(self.network)
+        )
+        return problem.simulate(solution).iteration_s
+
+
+def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
+    """Return the factors of backward, and of compressing by each kind."""
+    parts = [run.parts_s() for run in runs]
+    kinds = sorted({kind for part in parts for kind in part if part[kind] > 0})
+    columns = [[run.alone_s() for run in runs]]
+    columns += [[part.get(kind, 0.0) for part in parts] for kind in kinds]
+    seconds = np.array([run.seen.timing.backward_s for run in runs])
+    told = (seconds > 0) & (np.sum(columns, axis=0) > 0)
+    backward, *others = _factors(np.array(columns)[:, told], seconds[told])
+    return backward, dict(zip(kinds, others, strict=True))
+
+
+def _link(
+    latency_s: FloatArray, volume_s: FloatArray, seconds: FloatArray
+) -> tuple[float, float]:
+    """Return the factors of ``latency_s`` [N] and ``volume_s`` [N] that fit best.
+
+    Args:
+        latency_s: expected of each message, however short it were.
+        volume_s: what its bytes add.
+        seconds: what it took.
+    """
+    # However little a message takes, some of what was measured is the link's doing.
+    floor_s = LEAST_SHARE * (latency_s + volume_s)
+    latency, per_byte = _factors(np.stack([latency_s, volume_s]), seconds, floor_s)
+    return latency, per_byte
+
+
+def _factors(
+    expected_s: FloatArray, seconds: FloatArray, floor_s: FloatArray | float = 0.0
+) -> list[float]:
+    """Return by which factor each of [K, N] parts explains ``seconds`` [N] best.
+
+    Args:
+        expected_s: the parts; what they do not tell apart they share.
+        seconds: what all of them took.
+        floor_s: fewer seconds weigh as much as these.
+    """
+    rows = (expected_s / np.maximum(seconds, floor_s)).T
+    wanted = seconds / np.maximum(seconds, floor_s)
+    prior = np.sqrt(PRIOR) * np.eye(len(expected_s))
+    factors, *_ = np.linalg.lstsq(
+        np.concatenate([rows, prior]), np.concatenate([wanted, prior.sum(axis=1)])
+    )
+    return [_bounded(factor) for factor in factors.tolist()]
+
+
+def _unexplained_s(
+    found: Correction, seen: Sequence[Seen], runs: Sequence[_Run]
+) -> float:
+    """Return how much longer iterations are: what misses them by the least shares."""
+    left = sorted(
+        (each.iteration_s - run.lasts_s(found), each.iteration_s)
+        for each, run in zip(seen, runs, strict=True)
+        if each.iteration_s
+    )
+    if not left:
+        return 0.0
+    seconds, of_s = np.array(left).T
+    shares = np.cumsum(1 / of_s)
+    return float(seconds[np.searchsorted(shares, shares[-1] / 2)])
+
+
+def _median(ratios: Sequence[float]) -> float:
+    return float(np.median(ratios))
+
+
+def _ratio(measured_s: float, expected_s: float) -> float:
+    if measured_s <= 0 or expected_s <= 0:
+        return 1.0
+    return _bounded(measured_s / expected_s)
+
+
+def _bounded(factor: float) -> float:
+    return min(LARGEST_FACTOR, max(1 / LARGEST_FACTOR, factor))
