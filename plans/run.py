@@ -92,10 +92,11 @@ class RunRecord(Document):
     """What was run, how long it took, what it sent and how well the model does.
 
     The plan is the one that the run began with; ``replans`` are those that followed,
-    and ``traffic`` and ``timing`` are of the last one. ``timing`` holds medians over
-    the steps, rank 0's; ``losses`` its training loss in each step, None where that was
-    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``. Each batch was cut into
-    ``micro_batches``, for second moments where these are not exact; 1: whole.
+    and ``traffic``, ``timing`` and ``predicted_timing`` are of the last one. ``timing``
+    holds medians over the steps, rank 0's; ``losses`` its training loss in each step,
+    None where that was inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
+    Each batch was cut into ``micro_batches``, for second moments where these are not
+    exact; 1: whole.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
@@ -121,6 +122,7 @@ class RunRecord(Document):
     final_loss: float | None = None
     losses: tuple[float | None, ...] = ()
     timing: Timing | None = None
+    predicted_timing: Timing | None = None
     replans: tuple[Replan, ...] = ()
     emulated_link: EmulatedLink | None = None
     parameters_sha256: Name | None = None

@@ -10,10 +10,14 @@ from rich.table import Table
 
 from comm_plan import units
 from comm_plan.plans import RunRecord
-from comm_plan.report.run import prediction_error
+from comm_plan.report.run import computation_off, prediction_error
 
 FALLING = ("loss", "perplexity")
 """Metrics that are better the lower they are."""
+
+
+DRIFT = 0.1
+"""Computation that is off by less needs no word."""
 
 
 def seconds_to(record: RunRecord, metric: str, value: float) -> float | None:
@@ -43,13 +47,14 @@ def comparison(
         records: by the plan's name; the first is what the others are compared with.
         target: value of the metric that the time to is wanted of.
     """
-    base = records[0][1].iteration.median_s
+    first, baseline = records[0]
+    base = baseline.iteration.median_s
     metric = next((e.metric for _, r in records for e in r.evaluations), None)
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title="side by side, in turns",
-        caption=f"speed: over {records[0][0]}; sent: by a rank in a step",
+        caption=f"speed: over {first}; sent: by a rank in a step{_drift(baseline)}",
     )
     table.add_column("plan", no_wrap=True)
     names = ["predicted", "measured", "off", "speed", "sent"]
@@ -67,6 +72,18 @@ def comparison(
                 cells.append("never" if after_s is None else units.seconds(after_s))
         table.add_row(name, *cells)
     return table
+
+
+def _drift(baseline: RunRecord) -> str:
+    """Return what must be known if the machine is not as fast as it was."""
+    off = computation_off(baseline)
+    if off is None or abs(off) < DRIFT:
+        return ""
+    than = "more" if off > 0 else "less"
+    return (
+        f"\ncomputation took {units.percent(abs(off))} {than} than predicted: the "
+        "machine is not as fast as when it was measured"
+    )
 
 
 def _times(record: RunRecord, base_s: float) -> list[str]:

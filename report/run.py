@@ -24,6 +24,17 @@ def prediction_error(record: RunRecord) -> float | None:
     return record.predicted_iteration_s / record.iteration.median_s - 1
 
 
+def computation_off(record: RunRecord) -> float | None:
+    """Return by which share computation took longer than predicted, if predicted.
+
+    Of rank 0: forward, backward and all compression.
+    """
+    predicted, measured = record.predicted_timing, record.timing
+    if predicted is None or measured is None or predicted.compute_end_s == 0:
+        return None
+    return measured.compute_end_s / predicted.compute_end_s - 1
+
+
 def bucket_traffic_rows(record: RunRecord) -> list[tuple[str, ...]]:
     """Return one row per bucket under :data:`BUCKET_TRAFFIC_HEADER`."""
     buckets = record.traffic.buckets if record.traffic else ()
@@ -79,6 +90,14 @@ def _times(record: RunRecord) -> Iterator[Fact]:
         yield (
             "iteration, predicted",
             f"{predicted}, {units.percent(abs(error))} {side} the measured",
+        )
+    off = computation_off(record)
+    if record.timing is not None and off is not None:
+        side = "longer" if off > 0 else "shorter"
+        yield (
+            "computation of rank 0",
+            f"{units.seconds(record.timing.compute_end_s)}, "
+            f"{units.percent(abs(off))} {side} than predicted",
         )
 
 

@@ -100,7 +100,7 @@ class Recorder:
             steps: done in all, also before a resume.
             micro_batches: into how many each batch was cut.
         """
-        plan, model = self._plan, self._engine.model
+        plan, last, model = self._plan, self._engine.plan, self._engine.model
         of_ranks = np.mean(transport.gather_objects(self._iterations_s), axis=0)
         hosts = transport.gather_objects(socket.gethostname())
         return RunRecord(
@@ -125,6 +125,7 @@ class Recorder:
             final_loss=_finite(self._losses[-1]) if self._losses else None,
             losses=tuple(map(_finite, self._losses)),
             timing=median_timing(_warm(self._step_seconds)),
+            predicted_timing=last.predicted and last.predicted.timing,
             replans=tuple(self._engine.replans),
             emulated_link=transport.emulated_link,
             parameters_sha256=parameters_sha256(model),

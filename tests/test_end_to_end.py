@@ -90,6 +90,7 @@ def test_digits_reach_97_percent_under_an_optimal_plan(planned):
     assert record.evaluations[-1].value >= 0.97
     plan = Plan.load(planned / "plan.json")
     assert record.predicted_iteration_s == plan.predicted.iteration_s
+    assert record.predicted_timing == plan.predicted.timing
 
 
 NORMED = """

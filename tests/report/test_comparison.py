@@ -53,6 +53,19 @@ def test_every_run_is_held_against_the_first():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("took_s", "said"),
+    [(0.025, "25.0 % more than"), (0.015, "25.0 % less than"), (0.021, None)],
+)
+def test_a_machine_that_is_not_as_fast_as_it_was_is_named(took_s, said):
+    expected, took = (
+        build.timing((0.01, 0.01, 0.04), compute_end_s=s) for s in (0.02, took_s)
+    )
+    text = printed(comparison([("ddp", run(predicted_timing=expected, timing=took))]))
+    assert ("computation took" in text) == (said is not None)
+    assert said is None or said in text
+
+
 def test_runs_without_evaluations_have_no_such_columns():
     text = printed(comparison([("ddp", run(accuracies=()))], target=0.9))
     assert "accuracy" not in text

@@ -87,6 +87,17 @@ def test_run_is_held_against_its_prediction():
     rows = dict(run_rows(RECORD))
     assert rows["iteration, median"] == "50.0 ms"
     assert rows["iteration, predicted"] == "48.0 ms, 4.00 % below the measured"
+    assert "computation of rank 0" not in rows
+
+
+def test_computation_is_held_against_its_own_prediction():
+    expected, took = (
+        documents.timing((0.01, 0.01, 0.04), compute_end_s=seconds)
+        for seconds in (0.02, 0.03)
+    )
+    timings = {"timing": took, "predicted_timing": expected}
+    rows = dict(run_rows(RECORD.model_copy(update=timings)))
+    assert rows["computation of rank 0"] == "30.0 ms, 50.0 % longer than predicted"
 
 
 def test_second_moments_that_were_estimated_are_named():
