@@ -11,6 +11,9 @@ from comm_plan.planner.problem import Problem, Solution
 BEYOND = 2
 """A message that is so many times as long as any measured one is worth a word."""
 
+STOLEN = 0.05
+"""Where a virtual machine did not get so much of its processors, times are longer."""
+
 
 def remarks(
     problem: Problem, solution: Solution, error_s: float | None
@@ -24,6 +27,13 @@ def remarks(
     """
     yield from _second_moments(problem, solution)
     yield from _measured_alone(problem)
+    stolen = problem.prices.profile.stolen
+    if stolen is not None and stolen >= STOLEN:
+        yield (
+            f"{units.percent(stolen)} of the processors' time went to others than "
+            "this machine while the profile was measured: computation may be faster or "
+            "slower when you train"
+        )
     yield from _beyond_samples(problem, solution)
     if error_s is not None:
         yield (

@@ -219,7 +219,8 @@ class Profile(Document):
     each other. ``handoff_s`` passes before the communication thread, if it has nothing
     to do, takes a bucket that is ready. Without ``contention`` computation and
     communication are taken not to slow each other. Without ``second_moments`` it is not
-    known how they can be had.
+    known how they can be had. ``stolen``: the share of its processors' time that a
+    virtual machine did not get meanwhile, of the rank where it was largest.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/profile"
@@ -242,6 +243,7 @@ class Profile(Document):
     backward_spread: Spread | None = None
     contention: Contention | None = None
     second_moments: SecondMoments | None = None
+    stolen: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

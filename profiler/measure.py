@@ -27,6 +27,7 @@ from comm_plan.profiler.iterations import Iterations
 from comm_plan.profiler.low_rank import with_low_rank
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.second_moments import with_second_moments
+from comm_plan.profiler.stolen import watch as watch_stolen
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
@@ -74,6 +75,7 @@ def measure(
         raise InputError(
             f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
         )
+    stolen = watch_stolen()
     ranks = transport or LocalTransport(usable_device(device))
     parameters = trainable(workload.model)
     check_parameters(workload.name, parameters)
@@ -114,7 +116,9 @@ def measure(
         profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
     if any(spec_class(kind).needs_second_moments for kind in kinds):
         profile = with_second_moments(workload, profile, ranks)
-    return profile
+    shares = ranks.gather_objects(stolen())
+    told = [share for share in shares if share is not None]
+    return profile.model_copy(update={"stolen": max(told, default=None)})
 
 
 def _lag_s(trial: Trial, ranks: Transport) -> float:

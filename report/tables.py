@@ -78,6 +78,8 @@ def profile_rows(profile: Profile) -> list[Fact]:
     ]
     if profile.iterations is not None:
         rows.append(("iterations", f"{profile.iterations}, medians"))
+    if profile.stolen is not None:
+        rows.append(("time given to others", units.percent(profile.stolen)))
     if profile.contention is not None:
         rows.append(("beside communication", _rates(profile.contention)))
     if profile.compression:

@@ -47,6 +47,14 @@ def test_a_profile_of_one_rank_is_named(profile, world_size, expected):
     assert ("the profile is of one rank" in text) == expected
 
 
+@pytest.mark.parametrize(
+    ("stolen", "expected"), [(None, False), (0.01, False), (0.13, True)]
+)
+def test_time_that_other_machines_took_is_named(stolen, expected):
+    text = said(stolen=stolen)
+    assert ("13.0 % of the processors' time went to others" in text) == expected
+
+
 @pytest.mark.parametrize(("numel", "expected"), [(20_000, False), (50_000, True)])
 def test_messages_far_longer_than_any_that_was_measured_are_named(numel, expected):
     text = said(numel)
