@@ -80,11 +80,15 @@ def menu(problem: Problem) -> list[Option]:
 def _priced(problem: Problem, spec: Spec, collective: str) -> Option:
     """Return ``spec`` as it is meant for the model's tensors, priced.
 
+    PowerSGD with a rank for each layer, where the profile knows their errors.
+
     Raises:
         InputError: a cost is missing.
     """
     if isinstance(spec, PowerSgd):
-        spec = low_rank.allocated(spec, problem.prices.profile.tensors)
+        (rank,) = set(spec.ranks(len(problem)))
+        if low_rank.is_known(rank, problem.prices.profile.tensors):
+            spec = spec.model_copy(update={"error_of": rank})
     return problem.prices.fitted(spec, collective)
 
 

@@ -21,12 +21,13 @@ programming over discretised errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from comm_plan.errors import InputError
 from comm_plan.plans.compression import FLOAT32_NBYTES, PowerSgd, matrix_of
-from comm_plan.plans.compression.powersgd import numel_in_two_steps
+from comm_plan.plans.compression.powersgd import RANKS, numel_in_two_steps
 from comm_plan.plans.profile import TensorTiming
 
 SLACK = 1 + 1e-9
@@ -57,23 +58,37 @@ class _Step:
         return (self.before.error - self.after.error) / nbytes
 
 
-def allocated(spec: PowerSgd, tensors: Sequence[TensorTiming]) -> PowerSgd:
-    """Return ``spec`` with a rank for each of the model's ``tensors``.
+def is_known(rank: int, tensors: Iterable[TensorTiming]) -> bool:
+    """Return whether the profile says what ``rank`` leaves out of each matrix."""
+    return all(
+        rank in {each.rank for each in tensor.low_rank or ()}
+        for tensor in tensors
+        if matrix_of(tensor.shape, rank)
+    )
 
-    The same, if no errors are known, or if one rank for all sends no more.
+
+def allocated(rank: int, tensors: Sequence[TensorTiming]) -> PowerSgd:
+    """Return the ranks that leave out no more than ``rank`` for all; it, if no better.
 
     Args:
-        spec: with one rank for all.
+        rank: whose errors are known.
         tensors: of the model.
+
+    Raises:
+        InputError: the profile does not say what ``rank`` leaves out.
     """
-    assert isinstance(spec.rank, int)
-    every = [_choices(tensor, spec.rank) for tensor in tensors]
-    uniform = [_of_rank(choices, spec.rank) for choices in every]
+    if not is_known(rank, tensors):
+        raise InputError(
+            f"error_of {rank}: the profile does not say what rank {rank} leaves out: "
+            f"give one of {', '.join(map(str, RANKS))}, and profile with powersgd "
+            "among --compressors"
+        )
+    every = [_choices(tensor, rank) for tensor in tensors]
+    uniform = [_of_rank(choices, rank) for choices in every]
     chosen = cheapest(every, sum(choice.error for choice in uniform))
     if nbytes(chosen) >= nbytes(uniform):
-        return spec
-    ranks = tuple(choice.rank for choice in chosen)
-    return spec.model_copy(update={"rank": ranks, "error_of": spec.rank})
+        return PowerSgd(rank=rank)
+    return PowerSgd(rank=tuple(choice.rank for choice in chosen), error_of=rank)
 
 
 def cheapest(every: Sequence[Sequence[Choice]], error: float) -> list[Choice]:
@@ -112,7 +127,7 @@ def nbytes(choices: Sequence[Choice]) -> float:
 
 
 def _choices(tensor: TensorTiming, rank: int) -> list[Choice]:
-    """Return the ranks whose errors are known; only ``rank`` if its is not."""
+    """Return the ranks whose errors are known; of no matrix, ``rank``."""
     known = {each.rank: each.squared_error for each in tensor.low_rank or ()}
     if rank not in known:
         return [Choice(rank, 0.0, 0.0)]

@@ -27,10 +27,11 @@ import numpy as np
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
+from comm_plan.planner import low_rank
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
-from comm_plan.plans.compression import Dense, Spec
+from comm_plan.plans.compression import Dense, PowerSgd, Spec
 from comm_plan.plans.compression.rows import ROW_INDEX_NBYTES
 from comm_plan.plans.compression.spec import LENGTH_NBYTES
 from comm_plan.plans.network import Network
@@ -215,8 +216,16 @@ class Prices:
         )
 
     def fitted(self, spec: Spec, collective: str | None = None) -> Option:
-        """Return :meth:`option` of ``spec`` as it is meant for the model's tensors."""
-        shapes = [tensor.shape for tensor in self.profile.tensors]
+        """Return :meth:`option` of ``spec`` as it is meant for the model's tensors.
+
+        Raises:
+            InputError: as there; or PowerSGD's ranks shall leave out as much as one of
+                which the profile does not say how much that is.
+        """
+        tensors = self.profile.tensors
+        if isinstance(spec, PowerSgd) and spec.error_of is not None:
+            spec = low_rank.allocated(spec.error_of, tensors)
+        shapes = [tensor.shape for tensor in tensors]
         return self.option(spec.fitted(shapes), collective)
 
     @cached_property

@@ -67,8 +67,8 @@ class PowerSgd(EveryElement):
     ``rank`` (higher: less compression) is one number for all tensors of the bucket or
     one for each, in the bucket's order. Tensors of one dimension, and matrices that are
     hardly larger than their factors, are sent as they are. ``error_of``: the ranks of
-    the whole model were chosen so that together they leave out no more than this one
-    rank for all.
+    the whole model are to be chosen, or were, so that together they leave out no more
+    than this one rank for all.
     """
 
     kind: Literal["powersgd"] = "powersgd"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comm_plan.errors import InputError
 from comm_plan.planner.low_rank import SLACK, Choice, allocated, cheapest, nbytes
 from comm_plan.plans.compression import PowerSgd
 from comm_plan.plans.compression.powersgd import RANKS
@@ -58,35 +59,56 @@ BIAS = tensor("bias", (256,))
 
 
 def test_what_is_of_rank_1_is_sent_at_rank_1():
-    found = allocated(PowerSgd(rank=4), [EASY, HARD, BIAS])
+    found = allocated(4, [EASY, HARD, BIAS])
     assert found.rank == (1, 4, 4)
     assert found.error_of == 4
     assert found.ratio == PowerSgd(rank=4).ratio
 
 
-def test_one_rank_for_all_stays_where_it_is_best():
-    assert allocated(PowerSgd(rank=4), [HARD, HARD]) == PowerSgd(rank=4)
+@pytest.mark.parametrize("tensors", [[HARD, HARD], [BIAS]])
+def test_one_rank_for_all_stays_where_it_is_best(tensors):
+    assert allocated(4, tensors) == PowerSgd(rank=4)
 
 
-@pytest.mark.parametrize("tensors", [[BIAS], [tensor("unknown", (256, 256))]])
-def test_one_rank_for_all_stays_where_nothing_is_known(tensors):
-    assert allocated(PowerSgd(rank=4), tensors) == PowerSgd(rank=4)
+@pytest.mark.parametrize(
+    ("rank", "tensors"), [(4, [EASY, tensor("unknown", (256, 256))]), (3, [EASY])]
+)
+def test_what_the_profile_does_not_say_is_not_guessed(rank, tensors):
+    with pytest.raises(InputError, match=f"what rank {rank} leaves out"):
+        allocated(rank, tensors)
 
 
 def test_a_matrix_that_is_sent_whole_leaves_nothing_out():
     """From rank 4 on factors of 16 x 16 do not pay."""
     small = tensor("small", (16, 16), (9.0, 8.0, 7.0, 6.0, 5.0))
-    assert allocated(PowerSgd(rank=8), [small, EASY]).rank == (4, 1)
+    assert allocated(8, [small, EASY]).rank == (4, 1)
 
 
-def test_auto_sends_each_layer_at_a_rank_of_its_own():
+def plan_of(tensors, **asked):
+    """Return the plan of auto, or of one bucket with a forced compressor."""
     profile = documents.profile_of(
-        [HARD, EASY],
+        tensors,
         backward_s=1e-3,
         compression=documents.compression(powersgd=(1e-6, 1e-10)),
     )
     network = documents.network(4, allreduce=documents.fit((0, 1e-5, 1e-6)))
-    plan = planned(profile, network, "auto", allow=("powersgd",), max_ratio=128)
+    solver = "single" if "compressor" in asked else "auto"
+    return planned(profile, network, solver, **asked)
+
+
+def test_auto_keeps_one_rank_for_all_where_nothing_is_known():
+    tensors = [tensor("unknown", (256, 256))]
+    plan = plan_of(tensors, allow=("powersgd",), max_ratio=128)
+    assert plan.buckets[0].compressor == PowerSgd(rank=4)
+
+
+def test_whoever_forces_powersgd_can_have_ranks_by_layer():
+    plan = plan_of([HARD, EASY], compressor="powersgd", options={"error_of": 4})
+    assert plan.buckets[0].compressor == PowerSgd(rank=(4, 1), error_of=4)
+
+
+def test_auto_sends_each_layer_at_a_rank_of_its_own():
+    plan = plan_of([HARD, EASY], allow=("powersgd",), max_ratio=128)
     specs = [bucket.compressor for bucket in plan.buckets]
     assert {spec.error_of for spec in specs} == {4}
     assert [rank for spec in specs for rank in spec.rank] == [4, 1]
