@@ -75,24 +75,22 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
         "2. What do collectives cost on this network?",
         ["benchmark-network", "-o", network, *size, *behind],
     )
+    for solver, plan in plans.items():
+        yield (
+            f"3. Which gradients travel together, and how? ({solver})",
+            [
+                "solve", profile, network, "-o", plan, "--solver", solver,
+                "--momentum-correction",
+            ],
+        )  # fmt: skip
     yield (
-        "3. Which plan is best when it really runs, and learns as well as dense?",
+        "4. Which plan is best when it really runs, and learns as well as dense?",
         [
             "tune", "digits", "-o", str(tuning), "--objective", "loss",
             "--profile", profile, "--network", network,
             "--budget", str(TUNING_SECONDS), "--seeds", str(TUNING_SEEDS), *behind,
         ],
     )  # fmt: skip
-    corrected = [str(tuning / f"next-{kind}.json") for kind in ("profile", "network")]
-    for solver, plan in plans.items():
-        yield (
-            "4. What would others do, by the costs as the trials corrected them? "
-            f"({solver})",
-            [
-                "solve", *corrected, "-o", plan, "--solver", solver,
-                "--momentum-correction",
-            ],
-        )  # fmt: skip
     tuned = folder / "plan-tuned.json"
     shutil.copyfile(tuning / "plan.json", tuned)
     yield (

@@ -37,6 +37,22 @@ class Correction:
     compression: Mapping[str, float] = field(default_factory=dict)
     waiting_s: float = 0.0
 
+    def partly(self, share: float) -> Correction:
+        """Return what to correct by where only so much of it is believed.
+
+        Args:
+            share: 0: none; 1/2: as much as what was measured before; 1: all.
+        """
+        return Correction(
+            forward=self.forward**share,
+            backward=self.backward**share,
+            latency=self.latency**share,
+            per_byte=self.per_byte**share,
+            observed=self.observed,
+            compression={k: factor**share for k, factor in self.compression.items()},
+            waiting_s=share * self.waiting_s,
+        )
+
     def profile(self, profile: Profile) -> Profile:
         """Return ``profile`` with computation and waiting as long as they were."""
         waiting_s = profile.waiting_s * self.forward + self.waiting_s

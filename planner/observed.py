@@ -4,11 +4,12 @@ A plan says when each bucket should be ready, start and finish; a run says when 
 were. Forward is stretched by one factor, backward by another, and what compressing
 takes within it by one for each kind of compressor: plans that compress differently tell
 them apart. The link has two: of the latency and of the time per byte, for all
-collectives alike, since a slow link is slow for all of them. Each message is seen at
-one size only, so the factors are least squares (of relative errors) over all plans, all
-buckets and, where there is one, a probe; what these do not tell, such as the bandwidth
-where all messages are short, stays as it was. What the iterations then still take
-longer is put down to the ranks' waiting for each other.
+collectives alike, since a slow link is slow for all of them. They are told by the
+buckets that are sent as they are, where there are any, for what these send is known,
+and by a probe. Each message is seen at one size only, so the factors are least squares
+(of relative errors) over all plans and buckets; what these do not tell, such as the
+bandwidth where all messages are short, stays as it was. What the iterations then still
+take longer is put down to the ranks' waiting for each other.
 """
 
 from __future__ import annotations
@@ -21,19 +22,28 @@ import numpy as np
 
 from comm_plan.planner.correction import Correction, stretched
 from comm_plan.planner.curve import FloatArray
+from comm_plan.planner.option import BoolArray
 from comm_plan.planner.predict import posed
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Schedule
+from comm_plan.plans.document import Value
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Plan
 from comm_plan.plans.profile import Profile
-from comm_plan.plans.timing import Timing
+from comm_plan.plans.timing import BucketTiming, Timing
 
 LARGEST_FACTOR = 1e3
 """Nothing is corrected by more than this, up or down: what was measured is no cost."""
 
-PRIOR = 1e-4
-"""What a factor that differs from 1 counts, beside a relative error of as much: 1."""
+LINK_PRIOR = 1e-4
+"""What a factor of the link counts that differs from 1 by as much as something is off.
+
+A link may become ten times as slow, where what is measured scatters by a tenth."""
+
+COMPUTATION_PRIOR = 0.05
+"""Likewise one of a part of backward, that differs from the factor of all of it.
+
+Parts that no plan tells apart shall not make up for each other."""
 
 LEAST_SHARE = 0.1
 """A message that took a smaller share of what was expected weighs as if it had not."""
@@ -52,6 +62,28 @@ class Seen:
     plan: Plan
     timing: Timing
     iteration_s: float | None = None
+
+    @classmethod
+    def median(
+        cls, plan: Plan, timings: Sequence[Timing], iterations_s: Sequence[float]
+    ) -> Seen:
+        """Return the median of what several runs by one plan took."""
+
+        def middle(of: Sequence[Value], name: str) -> float:
+            return float(np.median([getattr(each, name) for each in of]))
+
+        def bucket(runs: Sequence[BucketTiming]) -> BucketTiming:
+            names = BucketTiming.model_fields
+            return BucketTiming(**{name: middle(runs, name) for name in names})
+
+        timing = Timing(
+            backward_start_s=middle(timings, "backward_start_s"),
+            compute_end_s=middle(timings, "compute_end_s"),
+            buckets=tuple(
+                map(bucket, zip(*(each.buckets for each in timings), strict=True))
+            ),
+        )
+        return cls(plan, timing, float(np.median(iterations_s)))
 
 
 @dataclass(frozen=True)
@@ -89,13 +121,15 @@ def correction(
     """
     runs = [_Run(each, profile, network, settings) for each in seen]
     messages = np.concatenate([run.messages() for run in runs], axis=1)
+    plain = np.concatenate([run.is_plain() for run in runs])
     channel = _ratio(float(messages[2].sum()), float(messages[:2].sum()))
     probed = 1.0
     if probe is not None:
         extra = runs[0].probed(probe)
         messages = np.concatenate([messages, extra], axis=1)
+        plain = np.append(plain, True)
         probed = _ratio(probe.seconds, float(extra[:2].sum()))
-    latency, per_byte = _link(*messages)
+    latency, per_byte = _link(*(messages[:, plain] if plain.any() else messages))
     backward, compression = _computation(runs)
     found = Correction(
         forward=_median([run.forward for run in runs]),
@@ -163,21 +197,32 @@ class _Run:
         return self._backward_s - sum(self.parts_s().values())
 
     def messages(self) -> FloatArray:
-        """Return [3, B]: what latency and bytes were to take, and what both took."""
+        """Return [4, B]: what latency and bytes were to take, and what both took.
+
+        Last, what each bucket took with encoding and decoding.
+        """
         _, quick = self._at(self.profile, stretched(self.network, 1.0, 0.0))
         expected, latency_s = self._expected, quick.times().communicate_s
         busy_s = np.array([bucket.busy_s for bucket in self.seen.timing.buckets])
-        seconds = busy_s / expected.slowdown - expected.times.codec_s
-        return np.stack([latency_s, expected.times.communicate_s - latency_s, seconds])
+        whole_s = busy_s / expected.slowdown
+        volume_s = expected.times.communicate_s - latency_s
+        seconds = whole_s - expected.times.codec_s
+        return np.stack([latency_s, volume_s, seconds, whole_s])
+
+    def is_plain(self) -> BoolArray:
+        """Return [B] which buckets are sent as they are: what they send is known."""
+        _, solution = self._posed
+        return np.array([option.compressor.lossless for option in solution.options])
 
     def probed(self, probe: Probe) -> FloatArray:
-        """Return [3, 1]: the same of a probe."""
+        """Return [4, 1]: the same of a probe."""
         nbytes = np.array([probe.nbytes])
         problem, _ = self._posed
         quick, _ = self._at(self.profile, stretched(self.network, 1.0, 0.0))
         latency_s = quick.prices.curve("allreduce")(nbytes)
         both_s = problem.prices.curve("allreduce")(nbytes)
-        return np.stack([latency_s, both_s - latency_s, [probe.seconds]])
+        took_s = [probe.seconds]
+        return np.stack([latency_s, both_s - latency_s, took_s, took_s])
 
     def lasts_s(self, corrected: Correction) -> float:
         """Return an iteration at ``corrected`` costs."""
@@ -195,12 +240,18 @@ def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
     columns += [[part.get(kind, 0.0) for part in parts] for kind in kinds]
     seconds = np.array([run.seen.timing.backward_s for run in runs])
     told = (seconds > 0) & (np.sum(columns, axis=0) > 0)
-    backward, *others = _factors(np.array(columns)[:, told], seconds[told])
+    common = _median([run.computation for run in runs])
+    expected_s = common * np.array(columns)[:, told] / seconds[told]
+    factors = _factors(expected_s, np.ones(int(told.sum())), COMPUTATION_PRIOR)
+    backward, *others = (_bounded(common * factor) for factor in factors)
     return backward, dict(zip(kinds, others, strict=True))
 
 
 def _link(
-    latency_s: FloatArray, volume_s: FloatArray, seconds: FloatArray
+    latency_s: FloatArray,
+    volume_s: FloatArray,
+    seconds: FloatArray,
+    whole_s: FloatArray,
 ) -> tuple[float, float]:
     """Return the factors of ``latency_s`` [N] and ``volume_s`` [N] that fit best.
 
@@ -208,30 +259,30 @@ def _link(
         latency_s: expected of each message, however short it were.
         volume_s: what its bytes add.
         seconds: what it took.
+        whole_s: with encoding and decoding, which may be off as well.
     """
     # However little a message takes, some of what was measured is the link's doing.
-    floor_s = LEAST_SHARE * (latency_s + volume_s)
-    latency, per_byte = _factors(np.stack([latency_s, volume_s]), seconds, floor_s)
-    return latency, per_byte
+    scale_s = np.maximum(whole_s, LEAST_SHARE * (latency_s + volume_s))
+    expected_s = np.stack([latency_s, volume_s]) / scale_s
+    latency, per_byte = _factors(expected_s, seconds / scale_s, LINK_PRIOR)
+    return _bounded(latency), _bounded(per_byte)
 
 
-def _factors(
-    expected_s: FloatArray, seconds: FloatArray, floor_s: FloatArray | float = 0.0
-) -> list[float]:
-    """Return by which factor each of [K, N] parts explains ``seconds`` [N] best.
+def _factors(expected: FloatArray, measured: FloatArray, prior: float) -> list[float]:
+    """Return by which factor each of [K, N] parts explains ``measured`` [N] best.
 
     Args:
-        expected_s: the parts; what they do not tell apart they share.
-        seconds: what all of them took.
-        floor_s: fewer seconds weigh as much as these.
+        expected: the parts; what they do not tell apart they share.
+        measured: what all of them were.
+        prior: what factors count that differ from 1.
     """
-    rows = (expected_s / np.maximum(seconds, floor_s)).T
-    wanted = seconds / np.maximum(seconds, floor_s)
-    prior = np.sqrt(PRIOR) * np.eye(len(expected_s))
+    kept = np.sqrt(prior) * np.eye(len(expected))
     factors, *_ = np.linalg.lstsq(
-        np.concatenate([rows, prior]), np.concatenate([wanted, prior.sum(axis=1)])
+        np.concatenate([expected.T, kept]),
+        np.concatenate([measured, kept.sum(axis=1)]),
     )
-    return [_bounded(factor) for factor in factors.tolist()]
+    found: list[float] = factors.tolist()
+    return found
 
 
 def _unexplained_s(

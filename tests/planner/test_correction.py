@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import BucketTiming, Timing
@@ -129,11 +130,17 @@ def compressing(backward=1.0, **slower):
     return model(backward).model_copy(update={"compression": costs})
 
 
+TIMES = st.floats(0.5, 2.0)
+
+
 @settings(max_examples=30)
-@given(FACTORS, FACTORS, st.floats(0.0, 0.1))
-def test_plans_that_compress_differently_tell_compressors_apart(topk, terngrad, more_s):
-    """And what the iterations take longer is waiting."""
-    before, truth = compressing(), compressing(2.0, topk=topk, terngrad=terngrad)
+@given(TIMES, TIMES, TIMES, st.floats(0.0, 0.1))
+def test_plans_that_compress_differently_tell_compressors_apart(
+    backward, topk, terngrad, more_s
+):
+    """As far as they are not taken to be alike; what is longer still is waiting."""
+    before = compressing()
+    truth = compressing(backward, topk=topk, terngrad=terngrad)
     seen = []
     for kind in (None, "topk", "terngrad"):
         asked = Settings(tolerance=0.0, compressor=kind)
@@ -141,16 +148,25 @@ def test_plans_that_compress_differently_tell_compressors_apart(topk, terngrad, 
         taken = predict(plan, truth, network(), asked).predicted
         seen.append(Seen(plan, taken.timing, taken.iteration_s + more_s))
     change = correction(seen, before, network(), SETTINGS)
-    assert change.backward == pytest.approx(2.0, rel=0.05)
-    assert change.compression["topk"] == pytest.approx(topk, rel=0.1, abs=0.05)
-    terngrad = pytest.approx(terngrad, rel=0.1, abs=0.05)
-    assert change.compression["terngrad"] == terngrad
+    assert change.backward == pytest.approx(backward, rel=0.15)
+    if topk > 1.2 * terngrad:
+        assert change.compression["topk"] > change.compression["terngrad"]
     assert "fp16" not in change.compression
     after = change.profile(before)
     assert after.compression["fp16"] == before.compression["fp16"]
     for each in seen:
         again = predict(each.plan, after, change.network(network()), SETTINGS)
-        assert again.predicted.iteration_s == pytest.approx(each.iteration_s, rel=0.05)
+        assert again.predicted.iteration_s == pytest.approx(each.iteration_s, rel=0.1)
+
+
+def test_several_runs_by_a_plan_count_as_their_median():
+    timings = [
+        documents.timing((s, 2 * s, 3 * s), forward_s=s / 2, compute_end_s=2 * s)
+        for s in (1.0, 9.0, 2.0)
+    ]
+    plan = planned(model(), network())
+    seen = Seen.median(plan, timings, (30.0, 10.0, 20.0))
+    assert seen == Seen(plan, timings[2], 20.0)
 
 
 def test_waiting_cannot_be_less_than_none():
@@ -159,3 +175,11 @@ def test_waiting_cannot_be_less_than_none():
     change = correction([Seen(plan, timing, 1e-3)], model(), network(), SETTINGS)
     assert change.waiting_s < 0
     assert change.profile(model()).waiting_s == 0
+
+
+def test_a_correction_can_be_believed_in_part():
+    change = Correction(4.0, 9.0, 1.0, 0.25, (1.0,) * 3, {"topk": 16.0}, 0.02)
+    assert change.partly(0) == Correction(1.0, 1.0, 1.0, 1.0, (1.0,) * 3, {"topk": 1.0})
+    assert change.partly(1) == change
+    half = Correction(2.0, 3.0, 1.0, 0.5, (1.0,) * 3, {"topk": 4.0}, 0.01)
+    assert change.partly(1 / 2) == half
