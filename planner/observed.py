@@ -124,12 +124,12 @@ def correction(
     plain = np.concatenate([run.is_plain() for run in runs])
     channel = _ratio(float(messages[2].sum()), float(messages[:2].sum()))
     probed = 1.0
+    telling = messages[:, plain] if plain.any() else messages
     if probe is not None:
         extra = runs[0].probed(probe)
-        messages = np.concatenate([messages, extra], axis=1)
-        plain = np.append(plain, True)
+        telling = np.concatenate([telling, extra], axis=1)
         probed = _ratio(probe.seconds, float(extra[:2].sum()))
-    latency, per_byte = _link(*(messages[:, plain] if plain.any() else messages))
+    latency, per_byte = _link(*telling)
     backward, compression = _computation(runs)
     found = Correction(
         forward=_median([run.forward for run in runs]),
