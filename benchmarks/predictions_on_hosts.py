@@ -3,7 +3,8 @@
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
 each solver and each method that ``auto`` may use, the plan that ``tune`` chooses, then
 all of them and stock DDP on the workload, in turns within one run. Afterwards the
-computation is profiled once more: what changed is the machine's, no prediction's.
+computation is profiled once more: what changed is the machine's, no prediction's, and
+it is said how far off they would be if it had been profiled at the mean of both speeds.
 ``--rate none`` leaves the links unlimited. Needs root on Linux. Plans that are the same
 run as one and share its figures. Writes a table (Markdown) and the figures (JSON) to
 ``benchmarks/results``.
@@ -18,7 +19,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,10 @@ from comm_plan.benchmarks.commands import (
 )
 from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.benchmarks.prediction_rounds import moments
-from comm_plan.plans import Plan, Profile, Tuning
+from comm_plan.planner import Settings
+from comm_plan.planner.correction import Correction
+from comm_plan.planner.predict import predict
+from comm_plan.plans import Network, Plan, Profile, Tuning
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
@@ -147,13 +151,50 @@ def same_sentence(plans: dict[str, Plan]) -> str:
 
 def drift_sentence(before: Profile, afterwards: Profile) -> str:
     """Return what the same computation took before the rounds, and after them."""
-    first_s, second_s = (
-        each.forward_s + each.backward_s for each in (before, afterwards)
-    )
+    first_s, second_s = computation_s(before), computation_s(afterwards)
     return (
         f"Forward and backward took {units.seconds(first_s)} before the rounds, "
         f"{units.seconds(second_s)} after them: {second_s / first_s - 1:+.1%}."
     )
+
+
+def at_mean_speed(
+    rows: list[tables.Line],
+    plans: dict[str, Plan],
+    costs: tuple[Profile, Network],
+    afterwards: Profile,
+) -> list[tables.Line]:
+    """Return the rows with what would have been predicted at the rounds' mean speed.
+
+    That is taken to be the mean of before and after, for all that computes.
+    """
+    profile, network = costs
+    slower = (1 + computation_s(afterwards) / computation_s(profile)) / 2
+    changed = Correction(
+        forward=slower,
+        backward=slower,
+        latency=1.0,
+        per_byte=1.0,
+        observed=(slower, 1.0, 1.0),
+        compression=dict.fromkeys(profile.compression, slower),
+    ).profile(profile)
+    found = []
+    for row in rows:
+        plan = plans.get(row.name)
+        if plan is not None and plan.predicted is not None:
+            then = predict(plan, changed, network, Settings.of(plan)).predicted
+            now = predict(plan, profile, network, Settings.of(plan)).predicted
+            assert then is not None
+            assert now is not None
+            share = then.iteration_s / now.iteration_s
+            row = replace(row, predicted_s=plan.predicted.iteration_s * share)
+        found.append(row)
+    return found
+
+
+def computation_s(profile: Profile) -> float:
+    """Return what forward and backward take."""
+    return profile.forward_s + profile.backward_s
 
 
 def tuning_advice(path: Path) -> str | None:
@@ -203,9 +244,11 @@ def main() -> None:
         plans, written = run(arguments, folder)
         seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
-        drift = drift_sentence(profile, Profile.load(folder / "afterwards.json"))
+        network = Network.load(folder / "network.json")
+        afterwards = Profile.load(folder / "afterwards.json")
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
+        steady = at_mean_speed(rows, loaded, (profile, network), afterwards)
         advice = tuning_advice(folder / TUNED / "tuning.json")
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
@@ -227,7 +270,8 @@ def main() -> None:
         "gradients.\n"
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
         "an iteration's time is the mean of the ranks.\n"
-        f"- {drift}\n"
+        f"- {drift_sentence(profile, afterwards)} Predictions at the mean of both "
+        f"speeds: {tables.error_sentence(steady)}.\n"
         f"- {same_sentence(loaded)}",
     ]
     print(
