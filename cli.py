@@ -220,7 +220,7 @@ def solve(
     compressor: CompressorOption = None,
     options: CompressorOptions = None,
     dense_layers: DenseLayers = None,
-    accuracy: AccuracyClass = "noise",
+    accuracy: AccuracyClass | None = None,
     allow: Annotated[
         str | None,
         typer.Option(help="What auto may use whatever it loses, comma-separated."),
@@ -258,8 +258,10 @@ def solve(
     check_writable(output)
     if literal and solver.value != "lags":
         raise typer.BadParameter("it is for --solver lags", param_hint="--literal")
-    if allow is not None and solver.value != "auto":
-        raise typer.BadParameter("it is for --solver auto", param_hint="--allow")
+    if solver.value != "auto":
+        for option, given in (("--allow", allow), ("--accuracy", accuracy)):
+            if given is not None and not compare:
+                raise typer.BadParameter("it is for --solver auto", param_hint=option)
     settings = Settings(
         world_size=world_size,
         algorithm=arguments.value(algorithm),
@@ -270,7 +272,7 @@ def solve(
         caps_nbytes=caps(threshold),
         max_ratio=max_ratio,
         allow=arguments.names(allow),
-        accuracy=accuracy,
+        accuracy=accuracy or "noise",
         tolerance=tolerance,
         literal=literal,
         momentum_correction=momentum_correction,

@@ -120,8 +120,8 @@ MaxRatio = Annotated[
 AccuracyClass = Annotated[
     Accuracy,
     typer.Option(
-        help="What may be lost, by what was measured: none, within noise of dense, or "
-        "more than that."
+        help="What may be lost, by what was measured: none, within noise of dense (the "
+        "default), or more than that."
     ),
 ]
 

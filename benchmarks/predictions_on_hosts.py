@@ -100,10 +100,16 @@ def run(
         run_all(hosts, comm_plan("profile", name, *profiling))
         if not arguments.network_hosts:
             run_all(hosts, sweep)
-        asked: tuple[object, ...] = ("--world-size", arguments.hosts, *ANY_ACCURACY)
+        asked: tuple[object, ...] = ("--world-size", arguments.hosts)
         if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
             asked = (*asked, "--momentum-correction")
-        plans = {s: solve(folder, s, "--solver", s, *asked) for s in SOLVERS}
+        plans = {
+            solver: solve(
+                folder, solver, "--solver", solver, *asked,
+                *(ANY_ACCURACY if solver == "auto" else ()),
+            )
+            for solver in SOLVERS
+        }  # fmt: skip
         for method in METHODS:
             plans[method] = solve(folder, method, "--compressor", method, *asked)
         if not arguments.network_hosts:
