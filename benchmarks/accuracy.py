@@ -207,8 +207,8 @@ def write_tables(folder: Path) -> None:
 
 
 def evidence(folder: Path) -> tuple[Evidence, ...]:
-    """Return what the trainings of full length show of each method."""
-    found: dict[tuple[str, float, str], list[Measured]] = {}
+    """Return what the trainings of full length show of each method and variant."""
+    found: dict[tuple[str, float, str, str], list[Measured]] = {}
     for workload, task in TASKS.items():
         file = folder / f"accuracy-{workload}-{task.steps}.json"
         if not file.exists():
@@ -219,11 +219,11 @@ def evidence(folder: Path) -> tuple[Evidence, ...]:
             if (method := every[name].method) is not None:
                 plan = Plan.model_validate(results.plans[name])
                 ratio = max(bucket.compressor.ratio for bucket in plan.buckets)
-                key = (method, ratio, every[name].remedies)
+                key = (method, ratio, every[name].remedies, name)
                 found.setdefault(key, []).append(of_task)
     return tuple(
         Evidence(method=method, ratio=ratio, remedies=remedies, tasks=tuple(tasks))
-        for (method, ratio, remedies), tasks in sorted(found.items())
+        for (method, ratio, remedies, _), tasks in sorted(found.items())
     )
 
 
