@@ -56,7 +56,6 @@ OURS = {
 """Plans; where the optimizer is no SGD, momentum is not corrected."""
 TUNED = "tuned"
 LARGEST_NBYTES = 4 * 2**20
-TUNING_S = 120
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,19 @@ class Task:
         every: steps between two evaluations.
         most_steps: of a training.
         adaptive: its optimizer has no momentum that could be corrected.
+        tuning_s: budget of ``tune``.
     """
 
     goal: float
     every: int
     most_steps: int
     adaptive: bool = False
+    tuning_s: int = 120
 
 
 TASKS = {
     "digits": Task(goal=0.98, every=11, most_steps=660),
-    "char-lm": Task(goal=1.7, every=40, most_steps=1200, adaptive=True),
+    "char-lm": Task(goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300),
 }
 
 
@@ -121,7 +122,7 @@ def variants(folder: Path, hosts: EmulatedHosts, workload: str) -> dict[str, Var
     tuning = folder / "tuning"
     run_all(hosts, comm_plan("tune", workload, "-o", tuning, "--objective", "loss",
                              "--profile", profile, "--network", network,
-                             "--budget", TUNING_S))  # fmt: skip
+                             "--budget", TASKS[workload].tuning_s))  # fmt: skip
     found[TUNED] = Variant(plan=str(tuning / "plan.json"))
     return found
 
