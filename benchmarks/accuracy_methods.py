@@ -164,8 +164,12 @@ def as_printed(task: Task) -> dict[str, Variant]:
 def plain() -> dict[str, Variant]:
     """Return what is planned without a word more, and PowerSGD by layer."""
     return {
-        "powersgd by layer, as 4": Variant("plain", forced("powersgd", error_of=4)),
-        "powersgd by layer, as 8": Variant("plain", forced("powersgd", error_of=8)),
+        **{
+            f"powersgd by layer, bytes of {rank}": Variant(
+                "plain", forced("powersgd", bytes_of=rank)
+            )
+            for rank in (2, 4)
+        },
         "gtopk 1 %, plain": Variant("plain", forced("gtopk", density=DENSITY)),
         "spardl 1 %, plain": Variant("plain", forced("spardl", density=DENSITY)),
         "topk 5 %, plain": Variant("plain", forced("topk", density=5 * DENSITY)),

@@ -88,7 +88,7 @@ def _priced(problem: Problem, spec: Spec, collective: str) -> Option:
     if isinstance(spec, PowerSgd):
         (rank,) = set(spec.ranks(len(problem)))
         if low_rank.is_known(rank, problem.prices.profile.tensors):
-            spec = spec.model_copy(update={"error_of": rank})
+            spec = spec.model_copy(update={"bytes_of": rank})
     return problem.prices.fitted(spec, collective)
 
 

@@ -1,22 +1,22 @@
-"""A rank for each layer: the fewest bytes at the error of one rank for all.
+"""A rank for each layer: the least error at the bytes of one rank for all.
 
 Some layers' gradients are nearly of rank 1, others need 16 to say as much. The profile
 knows what the best approximation of each rank leaves out of each gradient. So ranks are
-chosen that send the fewest bytes among those that together leave out no more, in
-squared norm, than one rank for all would.
+chosen that leave out the least, in squared norm, of those that together send no more
+than one rank for all would.
 
 The ranks of a tensor lie on a curve of errors over bytes. All start at their fewest
 bytes; then steps along the lower convex hulls of these curves are taken, the one that
-gains most a byte first, until the error is small enough; then each tensor is given the
-fewest bytes at which it stays so. Nothing that leaves out no more has fewer bytes by as
-much as a step.
+gains most a byte first, as long as they fit; then each tensor is given the least error
+that still fits. Nothing that sends no more leaves out less by as much as a step.
 
 Markov, Alimohammadi, Frantar, Alistarh, "L-GreCo: Layerwise-Adaptive Gradient
 Compression for Efficient Data-Parallel Deep Learning", MLSys 2024.
 
-Differences from the paper: gradients of the profile only, not looked at again while
-training goes on; squared norms, which add up over tensors; hulls instead of dynamic
-programming over discretised errors.
+Differences from the paper: the bytes are given, not the error, for equal errors are not
+equal losses; gradients of the profile only, not looked at again while training goes on;
+squared norms, which add up over tensors; hulls instead of dynamic programming over
+discretised errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from comm_plan.plans.compression.powersgd import RANKS, numel_in_two_steps
 from comm_plan.plans.profile import TensorTiming
 
 SLACK = 1 + 1e-9
-"""Sums are no exact numbers; an error that is larger by less is not larger."""
+"""Sums are no exact numbers; what is larger by less is not larger."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,14 @@ class _Step:
     after: Choice
 
     @property
+    def nbytes(self) -> float:
+        """How many bytes more are sent."""
+        return self.after.nbytes - self.before.nbytes
+
+    @property
     def gain(self) -> float:
-        """How much less is left out for each further byte."""
-        nbytes = self.after.nbytes - self.before.nbytes
-        return (self.before.error - self.after.error) / nbytes
+        """How much less is left out for each of them."""
+        return (self.before.error - self.after.error) / self.nbytes
 
 
 def is_known(rank: int, tensors: Iterable[TensorTiming]) -> bool:
@@ -68,7 +72,7 @@ def is_known(rank: int, tensors: Iterable[TensorTiming]) -> bool:
 
 
 def allocated(rank: int, tensors: Sequence[TensorTiming]) -> PowerSgd:
-    """Return the ranks that leave out no more than ``rank`` for all; it, if no better.
+    """Return ranks that send no more than ``rank`` for all; it, if none are better.
 
     Args:
         rank: whose errors are known.
@@ -79,24 +83,24 @@ def allocated(rank: int, tensors: Sequence[TensorTiming]) -> PowerSgd:
     """
     if not is_known(rank, tensors):
         raise InputError(
-            f"error_of {rank}: the profile does not say what rank {rank} leaves out: "
+            f"bytes_of {rank}: the profile does not say what rank {rank} leaves out: "
             f"give one of {', '.join(map(str, RANKS))}, and profile with powersgd "
             "among --compressors"
         )
     every = [_choices(tensor, rank) for tensor in tensors]
     uniform = [_of_rank(choices, rank) for choices in every]
-    chosen = cheapest(every, sum(choice.error for choice in uniform))
-    if nbytes(chosen) >= nbytes(uniform):
+    chosen = least_error(every, nbytes(uniform))
+    if (error(chosen), nbytes(chosen)) >= (error(uniform), nbytes(uniform)):
         return PowerSgd(rank=rank)
-    return PowerSgd(rank=tuple(choice.rank for choice in chosen), error_of=rank)
+    return PowerSgd(rank=tuple(choice.rank for choice in chosen), bytes_of=rank)
 
 
-def cheapest(every: Sequence[Sequence[Choice]], error: float) -> list[Choice]:
-    """Return a choice for each tensor which together leave out ``error`` at most.
+def least_error(every: Sequence[Sequence[Choice]], most_nbytes: float) -> list[Choice]:
+    """Return a choice for each tensor which together send ``most_nbytes`` at most.
 
     Args:
         every: the choices of each tensor.
-        error: at least the sum of the smallest.
+        most_nbytes: at least the sum of the fewest.
     """
     hulls = [_hull(choices) for choices in every]
     chosen = [hull[0] for hull in hulls]
@@ -106,24 +110,28 @@ def cheapest(every: Sequence[Sequence[Choice]], error: float) -> list[Choice]:
         for before, after in pairwise(hull)
     ]
     steps.sort(key=lambda step: -step.gain)
-    limit = error * SLACK
-    left = sum(choice.error for choice in chosen)
+    left = most_nbytes * SLACK - nbytes(chosen)
     for step in steps:
-        if left <= limit:
+        if step.nbytes > left:
             break
         chosen[step.tensor] = step.after
-        left += step.after.error - step.before.error
-    for tensor in sorted(range(len(every)), key=lambda each: -chosen[each].nbytes):
-        others = left - chosen[tensor].error
-        small = [choice for choice in every[tensor] if others + choice.error <= limit]
-        chosen[tensor] = min([chosen[tensor], *small], key=lambda each: each.nbytes)
-        left = others + chosen[tensor].error
+        left -= step.nbytes
+    for tensor in sorted(range(len(every)), key=lambda each: -chosen[each].error):
+        room = left + chosen[tensor].nbytes
+        fitting = (choice for choice in every[tensor] if choice.nbytes <= room)
+        chosen[tensor] = min(fitting, key=lambda each: (each.error, each.nbytes))
+        left = room - chosen[tensor].nbytes
     return chosen
 
 
-def nbytes(choices: Sequence[Choice]) -> float:
+def nbytes(choices: Iterable[Choice]) -> float:
     """Return what all ``choices`` send together."""
     return sum(choice.nbytes for choice in choices)
+
+
+def error(choices: Iterable[Choice]) -> float:
+    """Return what all ``choices`` leave out together."""
+    return sum(choice.error for choice in choices)
 
 
 def _choices(tensor: TensorTiming, rank: int) -> list[Choice]:

@@ -219,12 +219,12 @@ class Prices:
         """Return :meth:`option` of ``spec`` as it is meant for the model's tensors.
 
         Raises:
-            InputError: as there; or PowerSGD's ranks shall leave out as much as one of
-                which the profile does not say how much that is.
+            InputError: as there; or PowerSGD's ranks shall be chosen by layer, and the
+                profile does not say what they leave out.
         """
         tensors = self.profile.tensors
-        if isinstance(spec, PowerSgd) and spec.error_of is not None:
-            spec = low_rank.allocated(spec.error_of, tensors)
+        if isinstance(spec, PowerSgd) and spec.bytes_of is not None:
+            spec = low_rank.allocated(spec.bytes_of, tensors)
         shapes = [tensor.shape for tensor in tensors]
         return self.option(spec.fitted(shapes), collective)
 

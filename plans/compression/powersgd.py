@@ -66,14 +66,14 @@ class PowerSgd(EveryElement):
 
     ``rank`` (higher: less compression) is one number for all tensors of the bucket or
     one for each, in the bucket's order. Tensors of one dimension, and matrices that are
-    hardly larger than their factors, are sent as they are. ``error_of``: the ranks of
-    the whole model are to be chosen, or were, so that together they leave out no more
-    than this one rank for all.
+    hardly larger than their factors, are sent as they are. ``bytes_of``: the ranks of
+    the whole model are to be chosen, or were, so that they leave out least, and send no
+    more than this one rank for all.
     """
 
     kind: Literal["powersgd"] = "powersgd"
     rank: Rank | tuple[Rank, ...] = 2
-    error_of: Rank | None = None
+    bytes_of: Rank | None = None
 
     methods = {"powersgd": "allreduce"}
     implementation = "powersgd:PowerSgdCompressor"
@@ -92,12 +92,12 @@ class PowerSgd(EveryElement):
 
     @property
     def ratio(self) -> float:
-        """That of a square matrix of 512 rows, at the rank whose error this has.
+        """That of a square matrix of 512 rows, at the rank that sends as much.
 
         Where that is not known at the lowest rank.
         """
         lowest = min(self.rank) if isinstance(self.rank, tuple) else self.rank
-        return max(1.0, REFERENCE_WIDTH / (self.error_of or lowest))
+        return max(1.0, REFERENCE_WIDTH / (self.bytes_of or lowest))
 
     def ranks(self, tensors: int) -> tuple[int, ...]:
         """Return the rank of each of the bucket's ``tensors``.

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.errors import InputError
-from comm_plan.planner.low_rank import SLACK, Choice, allocated, cheapest, nbytes
+from comm_plan.planner.low_rank import (
+    SLACK,
+    Choice,
+    allocated,
+    error,
+    least_error,
+    nbytes,
+)
 from comm_plan.plans.compression import PowerSgd
 from comm_plan.plans.compression.powersgd import RANKS
 from comm_plan.plans.profile import RankError
@@ -28,21 +35,21 @@ def choices(draw):
 
 
 @given(st.lists(choices(), min_size=1, max_size=5), st.floats(0, 1))
-def test_nothing_that_leaves_out_no_more_is_cheaper_by_a_whole_step(every, share):
+def test_nothing_that_sends_no_more_is_better_by_a_whole_step(every, share):
     """Of steps along hulls, which are as long as several choices together at most."""
     least, most = (
-        sum(pick(c.error for c in tensor) for tensor in every) for pick in (min, max)
+        sum(pick(c.nbytes for c in tensor) for tensor in every) for pick in (min, max)
     )
     limit = least + share * (most - least)
-    chosen = cheapest(every, limit)
-    assert sum(choice.error for choice in chosen) <= limit * SLACK
+    chosen = least_error(every, limit)
+    assert nbytes(chosen) <= limit * SLACK
     best = min(
-        nbytes(combination)
+        error(combination)
         for combination in product(*every)
-        if sum(choice.error for choice in combination) <= limit
+        if nbytes(combination) <= limit
     )
-    longest = max(tensor[-1].nbytes - tensor[0].nbytes for tensor in every)
-    assert nbytes(chosen) <= best + longest
+    longest = max(tensor[0].error - tensor[-1].error for tensor in every)
+    assert error(chosen) <= best + longest
 
 
 def tensor(name, shape, errors=None):
@@ -61,8 +68,13 @@ BIAS = tensor("bias", (256,))
 def test_what_is_of_rank_1_is_sent_at_rank_1():
     found = allocated(4, [EASY, HARD, BIAS])
     assert found.rank == (1, 4, 4)
-    assert found.error_of == 4
+    assert found.bytes_of == 4
     assert found.ratio == PowerSgd(rank=4).ratio
+
+
+def test_what_is_saved_where_it_is_not_needed_is_spent_where_it_is():
+    found = allocated(4, [EASY, EASY, HARD])
+    assert found.rank == (1, 1, 8)
 
 
 @pytest.mark.parametrize("tensors", [[HARD, HARD], [BIAS]])
@@ -81,7 +93,7 @@ def test_what_the_profile_does_not_say_is_not_guessed(rank, tensors):
 def test_a_matrix_that_is_sent_whole_leaves_nothing_out():
     """From rank 4 on factors of 16 x 16 do not pay."""
     small = tensor("small", (16, 16), (9.0, 8.0, 7.0, 6.0, 5.0))
-    assert allocated(8, [small, EASY]).rank == (4, 1)
+    assert allocated(2, [small, EASY]).rank == (4, 1)
 
 
 def plan_of(tensors, **asked):
@@ -103,12 +115,12 @@ def test_auto_keeps_one_rank_for_all_where_nothing_is_known():
 
 
 def test_whoever_forces_powersgd_can_have_ranks_by_layer():
-    plan = plan_of([HARD, EASY], compressor="powersgd", options={"error_of": 4})
-    assert plan.buckets[0].compressor == PowerSgd(rank=(4, 1), error_of=4)
+    plan = plan_of([HARD, EASY], compressor="powersgd", options={"bytes_of": 4})
+    assert plan.buckets[0].compressor == PowerSgd(rank=(4, 1), bytes_of=4)
 
 
 def test_auto_sends_each_layer_at_a_rank_of_its_own():
     plan = plan_of([HARD, EASY], allow=("powersgd",), max_ratio=128)
     specs = [bucket.compressor for bucket in plan.buckets]
-    assert {spec.error_of for spec in specs} == {4}
+    assert {spec.bytes_of for spec in specs} == {4}
     assert [rank for spec in specs for rank in spec.rank] == [4, 1]
