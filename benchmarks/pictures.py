@@ -8,6 +8,7 @@ from io import BytesIO
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from comm_plan.report.palette import COLORS, INK, QUIET_INK
 
@@ -15,6 +16,9 @@ WIDTH_INCHES = 8.0
 BAR_INCHES = 0.26
 HEAD_INCHES = 0.9
 DPI = 130
+
+PLACES = ((4, 4), (4, -9), (-4, 4), (-4, -9), (4, 12), (4, -17), (-4, 12), (-4, -17))
+"""Where a name may be, in points from what it names."""
 
 
 def bars(
@@ -121,14 +125,11 @@ def front(
         )  # fmt: skip
     line = best(points, rising)
     axes.plot([p.x for p in line], [p.y for p in line], color=QUIET_INK, linewidth=0.8)
-    for point in points:
-        axes.annotate(
-            point.name, (point.x, point.y), xytext=(4, 4), textcoords="offset points",
-            fontsize=7, color=INK,
-        )  # fmt: skip
     axes.set_xscale("log")
     _dress(axes, x_label, y_label)
     figure.suptitle(title, fontsize=11, color=INK)
+    figure.draw_without_rendering()  # now everything has its place
+    _name(axes, points)
     return _png(figure)
 
 
@@ -156,6 +157,22 @@ def lines(
     _dress(axes, x_label, y_label)
     figure.suptitle(title, fontsize=11, color=INK)
     return _png(figure)
+
+
+def _name(axes: Axes, points: Sequence[Point]) -> None:
+    """Write each point's name beside it, at the first place without another name."""
+    written: list[Bbox] = []
+    for point in points:
+        for x, y in PLACES:
+            text = axes.annotate(
+                point.name, (point.x, point.y), xytext=(x, y), fontsize=7, color=INK,
+                textcoords="offset points", ha="left" if x > 0 else "right",
+            )  # fmt: skip
+            box = text.get_window_extent()
+            if not any(map(box.overlaps, written)) or (x, y) == PLACES[-1]:
+                written.append(box)
+                break
+            text.remove()
 
 
 def _dress(axes: Axes, x_label: str, y_label: str) -> None:

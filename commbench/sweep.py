@@ -13,9 +13,10 @@ other; a lone one takes up to half as long again (Gloo, 4 hosts, 16 KiB: 7.9 aga
 5.4 ms), which 161 unmerged gradients would be charged 161 times.
 
 How often a size is repeated follows from the time budget: whoever is next gets an equal
-share of what is left, within :data:`ITERATIONS`. Sizes that cost more than their share
-get the fewest iterations, and because they come first, the many cheap ones divide the
-rest. Rank 0 decides, for all.
+share of what is left, within :data:`FEWEST` and :data:`MOST`. Sizes that cost more than
+their share get the fewest iterations, and because they come first, the many cheap ones
+divide the rest. Short messages are disturbed most: they get more in any case. Rank 0
+decides, for all.
 
 A barrier lets the ranks go within about one latency of each other, and the maximum
 contains that: for the smallest messages the times are those of ranks that start almost,
@@ -50,12 +51,15 @@ BURST = (4, 1)
 BURST_NBYTES = 2**20
 
 SYNC = "barrier before each burst of calls (1 call above 1 MiB), maximum over ranks"
-ITERATIONS = (5, 200)
-"""Fewest and most repetitions of one size."""
-
 SMALL_NBYTES = 64 * 1024
 WARM_UPS = (5, 1)
 """Runs before the clock starts: up to :data:`SMALL_NBYTES`, and above."""
+
+FEWEST = (25, 5)
+"""Fewest repetitions of one size: up to :data:`SMALL_NBYTES`, and above."""
+
+MOST = 200
+"""Most repetitions of one size."""
 
 BUDGET_S = 90.0
 
@@ -168,12 +172,14 @@ def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
 def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:
     operation = COLLECTIVES[point.collective].operation(transport, point.nbytes)
     _check(transport, operation, point)
-    warm_ups = WARM_UPS[0] if point.nbytes <= SMALL_NBYTES else WARM_UPS[1]
+    size = 0 if point.nbytes <= SMALL_NBYTES else 1
+    warm_ups, fewest = WARM_UPS[size], FEWEST[size]
     calls = BURST[0] if point.nbytes <= BURST_NBYTES else BURST[1]
     started_s = time.perf_counter()
     _time(operation, warm_ups, calls)
     each_s = (time.perf_counter() - started_s) / warm_ups
-    iterations = transport.broadcast_object(_iterations(share_s, each_s))
+    affordable = int(min(MOST, max(fewest, share_s / each_s)))
+    iterations = transport.broadcast_object(affordable)
     every_rank = transport.gather_objects(_time(operation, iterations, calls))
     slowest_s = np.max(every_rank, axis=0) * operation.time_share
     return Sample(
@@ -193,11 +199,6 @@ def _check(transport: Transport, operation: Operation, point: _Point) -> None:
             f"{point} over {transport.backend} gave a wrong result on rank {wrong}: "
             "its times mean nothing, check the backend's installation on that host"
         )
-
-
-def _iterations(share_s: float, each_s: float) -> int:
-    fewest, most = ITERATIONS
-    return int(min(most, max(fewest, share_s / each_s)))
 
 
 def _time(operation: Operation, iterations: int, calls: int) -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.commbench.sweep import ITERATIONS, SYNC, geometric_sizes, measure
+from comm_plan.commbench.sweep import FEWEST, MOST, SYNC, geometric_sizes, measure
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
@@ -37,7 +37,7 @@ def test_all_ranks_get_the_same_fitted_network(world_size):
         assert cost.fit is not None
         for sample in cost.samples:
             assert 0 < sample.min_s <= sample.median_s <= sample.p95_s
-            assert sample.iterations == ITERATIONS[0]
+            assert sample.iterations == FEWEST[0]  # all of them are short
 
 
 def test_the_document_survives_its_file(tmp_path):
@@ -85,13 +85,22 @@ def test_progress_counts_to_the_end():
     assert seen[0][2] == "allreduce of 4096 bytes"
 
 
+def test_long_messages_get_fewer_iterations():
+    def poor(transport):
+        return measure(transport, ("broadcast",), (65_536, 65_540), budget_s=0.0)
+
+    network = run_ranks(2, poor)[0]
+    short, long = network.collectives["broadcast"].samples
+    assert (short.iterations, long.iterations) == FEWEST
+
+
 def test_a_larger_budget_buys_iterations_up_to_the_most():
     def rich(transport):
         return measure(transport, ("broadcast",), (4,), budget_s=1000.0)
 
     network = run_ranks(2, rich)[0]
     (sample,) = network.collectives["broadcast"].samples
-    assert sample.iterations == ITERATIONS[1]
+    assert sample.iterations == MOST
 
 
 class Faulty(ThreadTransport):
