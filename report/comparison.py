@@ -75,14 +75,14 @@ def comparison(
 
 
 def _drift(baseline: RunRecord) -> str:
-    """Return what must be known if the machine is not as fast as it was."""
+    """Return what must be known if the machine is slower or faster than it was."""
     off = computation_off(baseline)
     if off is None or abs(off) < DRIFT:
         return ""
-    than = "more" if off > 0 else "less"
+    than, now = ("more", "slower") if off > 0 else ("less", "faster")
     return (
         f"\ncomputation took {units.percent(abs(off))} {than} than predicted: the "
-        "machine is not as fast as when it was measured"
+        f"machine is {now} than when it was measured"
     )
 
 
