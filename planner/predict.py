@@ -26,7 +26,7 @@ def predict(
 ) -> Plan:
     """Return ``plan`` with the prediction that these costs make for it.
 
-    Momentum is corrected as the plan says.
+    Momentum is corrected as the plan says, whatever it was asked for.
 
     Args:
         plan: its buckets hold the profile's tensors in the same order.
@@ -45,7 +45,8 @@ def predict(
     others = summarise(problem, beside=beside)
     baselines = {row.solver: row.iteration_s for row in others.rows}
     bound_s = others.lower_bound_s
-    return to_plan(problem, plan.solver, solution, schedule, baselines, bound_s)
+    again = to_plan(problem, plan.solver, solution, schedule, baselines, bound_s)
+    return again.model_copy(update={"asked": plan.asked})
 
 
 def posed(

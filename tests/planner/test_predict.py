@@ -64,6 +64,7 @@ def test_momentum_is_corrected_as_the_plan_says():
     plan = solve(make_problem(profile, network(1e-8), asked), "optimal")
     again = predict(plan, profile, network(1e-8))
     assert again.momentum_correction
+    assert again.asked == plan.asked
     assert again.predicted.iteration_s == pytest.approx(plan.predicted.iteration_s)
     assert not again.predicted.baselines
 
