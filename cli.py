@@ -258,10 +258,10 @@ def solve(
     check_writable(output)
     if literal and solver.value != "lags":
         raise typer.BadParameter("it is for --solver lags", param_hint="--literal")
-    if solver.value != "auto":
-        for option, given in (("--allow", allow), ("--accuracy", accuracy)):
-            if given is not None and not compare:
-                raise typer.BadParameter("it is for --solver auto", param_hint=option)
+    auto_runs = compare or solver.value == "auto"
+    for option, given in (("--allow", allow), ("--accuracy", accuracy)):
+        if given is not None and not auto_runs:
+            raise typer.BadParameter("it is for --solver auto", param_hint=option)
     settings = Settings(
         world_size=world_size,
         algorithm=arguments.value(algorithm),

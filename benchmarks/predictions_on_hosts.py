@@ -172,7 +172,8 @@ def at_mean_speed(
 ) -> list[tables.Line]:
     """Return the rows with what would have been predicted at the rounds' mean speed.
 
-    That is taken to be the mean of before and after, for all that computes.
+    That is taken to be the mean of before and after, for forward, backward and what
+    compression adds to it; the update and decoding stay.
     """
     profile, network = costs
     slower = (1 + computation_s(afterwards) / computation_s(profile)) / 2

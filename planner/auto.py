@@ -86,9 +86,9 @@ def _priced(problem: Problem, spec: Spec, collective: str) -> Option:
         InputError: a cost is missing.
     """
     if isinstance(spec, PowerSgd):
-        (rank,) = set(spec.ranks(len(problem)))
-        if low_rank.is_known(rank, problem.prices.profile.tensors):
-            spec = spec.model_copy(update={"bytes_of": rank})
+        assert isinstance(spec.rank, int)
+        if low_rank.is_known(spec.rank, problem.prices.profile.tensors):
+            spec = spec.model_copy(update={"bytes_of": spec.rank})
     return problem.prices.fitted(spec, collective)
 
 

@@ -70,7 +70,7 @@ class Seen:
         """Return the median of what several runs by one plan took."""
 
         def middle(of: Sequence[Value], name: str) -> float:
-            return float(np.median([getattr(each, name) for each in of]))
+            return _median([getattr(each, name) for each in of])
 
         def bucket(runs: Sequence[BucketTiming]) -> BucketTiming:
             names = BucketTiming.model_fields
@@ -83,7 +83,7 @@ class Seen:
                 map(bucket, zip(*(each.buckets for each in timings), strict=True))
             ),
         )
-        return cls(plan, timing, float(np.median(iterations_s)))
+        return cls(plan, timing, _median(iterations_s))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def correction(
         observed=(_median([run.computation for run in runs]), channel, probed),
         compression=compression,
     )
-    return replace(found, waiting_s=_unexplained_s(found, seen, runs))
+    return replace(found, waiting_s=_unexplained_s(found, runs))
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,10 @@ class _Run:
 
     def _at(self, profile: Profile, network: Network) -> tuple[Problem, Solution]:
         return posed(self.seen.plan, profile, network, self.settings)
+
+    @cached_property
+    def _posed_without_volume(self) -> tuple[Problem, Solution]:
+        return self._at(self.profile, stretched(self.network, 1.0, 0.0))
 
     @cached_property
     def _expected(self) -> Schedule:
@@ -177,8 +181,9 @@ class _Run:
         """Backward with all compression, measured over expected."""
         return _ratio(self.seen.timing.backward_s, self._backward_s)
 
+    @cached_property
     def parts_s(self) -> dict[str, float]:
-        """Return what compressing by each kind was expected to add to backward.
+        """What compressing by each kind was expected to add to backward.
 
         What communication slows is slower in all parts alike.
         """
@@ -192,16 +197,17 @@ class _Run:
             parts[kind] = parts.get(kind, 0.0) + slower * float(compress_s)
         return parts
 
+    @property
     def alone_s(self) -> float:
-        """Return what backward without compression was expected to take."""
-        return self._backward_s - sum(self.parts_s().values())
+        """What backward without compression was expected to take."""
+        return self._backward_s - sum(self.parts_s.values())
 
     def messages(self) -> FloatArray:
         """Return [4, B]: what latency and bytes were to take, and what both took.
 
         Last, what each bucket took with encoding and decoding.
         """
-        _, quick = self._at(self.profile, stretched(self.network, 1.0, 0.0))
+        _, quick = self._posed_without_volume
         expected, latency_s = self._expected, quick.times().communicate_s
         busy_s = np.array([bucket.busy_s for bucket in self.seen.timing.buckets])
         whole_s = busy_s / expected.slowdown
@@ -218,7 +224,7 @@ class _Run:
         """Return [4, 1]: the same of a probe."""
         nbytes = np.array([probe.nbytes])
         problem, _ = self._posed
-        quick, _ = self._at(self.profile, stretched(self.network, 1.0, 0.0))
+        quick, _ = self._posed_without_volume
         latency_s = quick.prices.curve("allreduce")(nbytes)
         both_s = problem.prices.curve("allreduce")(nbytes)
         took_s = [probe.seconds]
@@ -234,9 +240,9 @@ class _Run:
 
 def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
     """Return the factors of backward, and of compressing by each kind."""
-    parts = [run.parts_s() for run in runs]
+    parts = [run.parts_s for run in runs]
     kinds = sorted({kind for part in parts for kind in part if part[kind] > 0})
-    columns = [[run.alone_s() for run in runs]]
+    columns = [[run.alone_s for run in runs]]
     columns += [[part.get(kind, 0.0) for part in parts] for kind in kinds]
     seconds = np.array([run.seen.timing.backward_s for run in runs])
     told = (seconds > 0) & (np.sum(columns, axis=0) > 0)
@@ -285,14 +291,12 @@ def _factors(expected: FloatArray, measured: FloatArray, prior: float) -> list[f
     return found
 
 
-def _unexplained_s(
-    found: Correction, seen: Sequence[Seen], runs: Sequence[_Run]
-) -> float:
+def _unexplained_s(found: Correction, runs: Sequence[_Run]) -> float:
     """Return how much longer iterations are: what misses them by the least shares."""
     left = sorted(
-        (each.iteration_s - run.lasts_s(found), each.iteration_s)
-        for each, run in zip(seen, runs, strict=True)
-        if each.iteration_s
+        (iteration_s - run.lasts_s(found), iteration_s)
+        for run in runs
+        if (iteration_s := run.seen.iteration_s)
     )
     if not left:
         return 0.0

@@ -27,13 +27,7 @@ def remarks(
     """
     yield from _second_moments(problem, solution)
     yield from _measured_alone(problem)
-    stolen = problem.prices.profile.stolen
-    if stolen is not None and stolen >= STOLEN:
-        yield (
-            f"{units.percent(stolen)} of the processors' time went to others than "
-            "this machine while the profile was measured: computation may be faster or "
-            "slower when you train"
-        )
+    yield from _stolen(problem)
     yield from _beyond_samples(problem, solution)
     if error_s is not None:
         yield (
@@ -75,6 +69,17 @@ def _measured_alone(problem: Problem) -> Iterator[str]:
             "the profile is of one rank: how ranks and their communication slow each "
             "other is left out; profile as you will train (torchrun, mpirun, "
             "--local-ranks)"
+        )
+
+
+def _stolen(problem: Problem) -> Iterator[str]:
+    """Yield that a virtual machine did not get all of its processors' time."""
+    stolen = problem.prices.profile.stolen
+    if stolen is not None and stolen >= STOLEN:
+        yield (
+            f"{units.percent(stolen)} of the processors' time went to others than "
+            "this machine while the profile was measured: computation may be faster or "
+            "slower when you train"
         )
 
 

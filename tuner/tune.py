@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -105,21 +106,21 @@ class Tuned:
     network: Network
     correction: Correction | None
 
-    @property
+    @cached_property
     def next_profile(self) -> Profile:
         """The profile as the trials corrected it."""
         if self.correction is None:
             return self.profile
         return self.correction.profile(self.profile)
 
-    @property
+    @cached_property
     def next_network(self) -> Network:
         """The network as the trials corrected it."""
         if self.correction is None:
             return self.network
         return self.correction.network(self.network)
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The plan to run, and what it takes at the corrected costs."""
         winner = self.plans[self.tuning.winner]
