@@ -225,7 +225,7 @@ def solve(
         str | None,
         typer.Option(help="What auto may use whatever it loses, comma-separated."),
     ] = None,
-    max_ratio: MaxRatio = 1000.0,
+    max_ratio: MaxRatio | None = None,
     tolerance: Tolerance = 0.01,
     literal: Annotated[
         bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
@@ -262,6 +262,12 @@ def solve(
     for option, given in (("--allow", allow), ("--accuracy", accuracy)):
         if given is not None and not auto_runs:
             raise typer.BadParameter("it is for --solver auto", param_hint=option)
+    chooses = compare or SOLVERS[solver.value].chooses_compression
+    if max_ratio is not None and not chooses:
+        raise typer.BadParameter(
+            "it is for solvers that choose ratios: lags, slgs, auto",
+            param_hint="--max-ratio",
+        )
     settings = Settings(
         world_size=world_size,
         algorithm=arguments.value(algorithm),
@@ -270,7 +276,7 @@ def solve(
         options=arguments.pairs(options),
         dense_layers=arguments.names(dense_layers),
         caps_nbytes=caps(threshold),
-        max_ratio=max_ratio,
+        max_ratio=max_ratio or Settings.max_ratio,
         allow=arguments.names(allow),
         accuracy=accuracy or "noise",
         tolerance=tolerance,

@@ -113,7 +113,11 @@ Tolerance = Annotated[
 ]
 MaxRatio = Annotated[
     float,
-    typer.Option(min=1, max=1e9, help="Upper bound on numel / k for sparse methods."),
+    typer.Option(
+        min=1,
+        max=1e9,
+        help="Upper bound on the ratios that are chosen; 1000 if not given.",
+    ),
 ]
 
 

@@ -44,7 +44,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from typing_extensions import Self
 
-from comm_plan.compressors.base import RESIDUAL
+from comm_plan.compressors.base import RESIDUAL, VELOCITY
 from comm_plan.errors import CollectiveError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
@@ -58,7 +58,12 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets, velocities
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.momentum import ChangeOfSides, TakenMomentum, taken_over
+from comm_plan.runtime.momentum import (
+    ChangeOfSides,
+    TakenMomentum,
+    can_be_corrected,
+    taken_over,
+)
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -234,10 +239,9 @@ class Engine(Joinable):
         self._settle_momentum()
         if self._given_moments is not None:
             self._given_moments.reset()
-        state, before = self.state_dict(), velocities(self.buckets)
+        state = self.state_dict()
         self._execute(plan)
         self.load_state_dict(state)
-        self._change_sides(before)
         self.replans.append(replan)
 
     def on_reduced(self, callback: OnReduced | None) -> None:
@@ -297,8 +301,10 @@ class Engine(Joinable):
     def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan.
 
-        From a run of another number of ranks it takes the parts of all of them
-        (:meth:`gathered_state`): every rank then gets an equal share of their sum.
+        All ranks call it, after ``optimizer.load_state_dict``: where only one of the
+        two plans corrects momentum, it changes sides. From a run of another number of
+        ranks it takes the parts of all of them (:meth:`gathered_state`): every rank
+        then gets an equal share of their sum.
 
         Raises:
             MismatchError: parts that are needed are not there.
@@ -313,6 +319,13 @@ class Engine(Joinable):
         self.skipped_steps = state["skipped_steps"]
         for bucket in self.buckets:
             bucket.load_state(remembered)
+        self._change_sides(
+            {
+                parameter: remembered[name][VELOCITY]
+                for name, parameter in trainable(self.model).items()
+                if VELOCITY in remembered.get(name, {})
+            }
+        )
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
@@ -424,15 +437,17 @@ class Engine(Joinable):
         """Bring momentum to where the plan applies it, now or after a step to come.
 
         Args:
-            before: this rank's velocities under the last plan.
+            before: this rank's velocities under the last plan, flat.
         """
+        after, remembered = velocities(self.buckets), self.remembered()
+        if self._momentum is None and before.keys() - after.keys():
+            self._momentum = self._momentum_to_give_back()
         if self._momentum is None:
             return
-        after, remembered = velocities(self.buckets), self.remembered()
         to_buffers = {}
         for name, parameter in trainable(self.model).items():
             if parameter in before and parameter not in after:
-                mean = before[parameter].clone()
+                mean = before[parameter].to(parameter.device, copy=True)
                 self._transport.all_reduce(mean)
                 to_buffers[parameter] = mean.div_(self._transport.world_size)
                 factor = self._momentum.of(parameter).factor
@@ -447,6 +462,17 @@ class Engine(Joinable):
         )
         if not self._stepped_since_update:
             self._settle_momentum()
+
+    def _momentum_to_give_back(self) -> TakenMomentum | None:
+        """Return that of the optimizer, whose own it will be; None: it cannot be."""
+        if self._optimizer is not None and can_be_corrected(self._optimizer):
+            return TakenMomentum(self._optimizer)
+        if self._transport.rank == 0:
+            logger.warning(
+                "the state holds corrected momentum, which is lost: the plan corrects "
+                "none, and the engine has no SGD optimizer with momentum to take it"
+            )
+        return None
 
     def _settle_momentum(self) -> None:
         """Let momentum change sides, even if the optimizer has not taken its means."""

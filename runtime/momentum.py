@@ -80,12 +80,6 @@ class TakenMomentum:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
-        factors = sorted({str(group["momentum"]) for group in optimizer.param_groups})
-        logger.info(
-            "momentum %s of the optimizer is applied before compression, and not again "
-            "by its step",
-            ", ".join(factors),
-        )
 
     def of(self, parameter: nn.Parameter) -> Momentum:
         """Return the momentum that the user wants for ``parameter`` now.
@@ -266,4 +260,11 @@ def taken_over(
             "the plan corrects momentum, so the engine has to take over that of the "
             "optimizer: call parallelize(model, plan, optimizer=optimizer)"
         )
-    return TakenMomentum(optimizer)
+    momentum = TakenMomentum(optimizer)
+    factors = sorted({str(group["momentum"]) for group in optimizer.param_groups})
+    logger.info(
+        "momentum %s of the optimizer is applied before compression, and not again by "
+        "its step",
+        ", ".join(factors),
+    )
+    return momentum

@@ -102,6 +102,7 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("profile replay:profile.json --emulate-link 1gbit", "one rank sends nothing"),
         ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
+        ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
         (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
     ],
 )

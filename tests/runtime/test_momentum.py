@@ -205,6 +205,47 @@ def test_a_checkpoint_goes_on_where_it_was(spec):
     other.close()
 
 
+@pytest.mark.parametrize("name", SGD)
+@pytest.mark.parametrize("corrects_first", [True, False])
+def test_a_checkpoint_goes_on_under_a_plan_of_the_other_kind(name, corrects_first):
+    """All of it sent, momentum is SGD's on both sides, and so is what it has been."""
+
+    def begun(model, corrects):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = plan_for(model, 1)
+        if corrects:
+            plan = corrected(model, 1, TopK(density=1.0))
+        engine = parallelize(
+            model, plan, transport=LocalTransport(), optimizer=optimizer
+        )
+        return model, optimizer, engine
+
+    model, optimizer, engine = begun(net(), corrects_first)
+    steps(model, optimizer, 3)
+    saved = model.state_dict(), optimizer.state_dict(), engine.state_dict()
+    saved = torch.load(_stored(saved), weights_only=False)
+    engine.close()
+    resumed = begun(net(), not corrects_first)
+    for part, state in zip(resumed, saved, strict=True):
+        part.load_state_dict(state)
+    model, optimizer, engine = resumed
+    steps(model, optimizer, 3, first=3)
+    engine.close()
+    plain = net()
+    steps(plain, torch.optim.SGD(plain.parameters(), lr=0.05, **SGD[name]), 6)
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+
+
+def test_a_checkpoint_whose_momentum_nothing_can_take_is_said(caplog):
+    model, optimizer, engine = alone(TopK(density=0.5), momentum=0.9)
+    steps(model, optimizer, 1)
+    state = engine.state_dict()
+    engine.close()
+    with parallelize(model, plan_for(model, 1), transport=LocalTransport()) as dense:
+        dense.load_state_dict(state)
+    assert "corrected momentum, which is lost" in caplog.text
+
+
 def _stored(content):
     import io
 
