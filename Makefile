@@ -61,9 +61,7 @@ papers: $(STAMP)  ## docs/reproduction.md: the papers' figures beside ours
 
 bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchmarks/results
 	$(BIN)/python -m comm_plan.benchmarks.fits_on_hosts
-	$(BIN)/python -m comm_plan.benchmarks.solvers_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.aggregations_on_hosts
-	$(BIN)/python -m comm_plan.benchmarks.lags_on_hosts
 	$(BIN)/python -m comm_plan.benchmarks.gtopk_overlap
 	$(BIN)/python -m comm_plan.benchmarks.sparse_volume
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks

@@ -1,10 +1,9 @@
 """The real commands, run on emulated hosts."""
 
 import argparse
-import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from comm_plan.benchmarks.hosts import EmulatedHosts, supported
@@ -86,20 +85,3 @@ def solve(folder: Path, name: str, *options: object) -> Path:
     if done.returncode:
         raise RuntimeError(f"plan {name}: {done.stderr[-2000:]}")
     return plan
-
-
-def replay(
-    hosts: EmulatedHosts,
-    folder: Path,
-    plans: Mapping[str, Path],
-    *extra: object,
-    timeout_s: float = 600,
-) -> dict[str, list[float]]:
-    """Return the seconds of every iteration of every variant (``replay_rounds``)."""
-    named = [word for n, path in plans.items() for word in ("--plan", f"{n}={path}")]
-    output = folder / "times.json"
-    inputs = folder / "profile.json", output
-    argv = module("comm_plan.benchmarks.replay_rounds", *inputs, *named, *extra)
-    run_all(hosts, argv, timeout_s)
-    times: dict[str, list[float]] = json.loads(output.read_text())
-    return times

@@ -1,4 +1,4 @@
-"""A rank of :mod:`predictions_on_hosts`: plans, and stock DDP, in turns.
+"""A rank of :mod:`predictions_on_hosts`: plans, and DDP without and with a hook.
 
 Every variant runs in blocks, in one order and then in the other, on its own data from
 the same state. Rank 0 writes {"seconds": {variant: of each iteration, the mean of the
@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.plans import Plan, Timing
@@ -23,12 +24,18 @@ from comm_plan.tuner.trials import WARM_UP, Trials
 from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
 
-DDP = "ddp"
+DDP = {"ddp": None, "ddp, fp16 hook": fp16_compress_hook}
+"""Stock DDP and its hooks, by variant."""
 
 
-def ddp_block(workload: Workload, transport: Transport, iterations: int) -> list[float]:
+def ddp_block(
+    variant: str, workload: Workload, transport: Transport, iterations: int
+) -> list[float]:
     """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
     model = DistributedDataParallel(workload.model)
+    hook = DDP[variant]
+    if hook is not None:
+        model.register_comm_hook(None, hook)
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, transport.rank, transport.world_size)
     own = [
@@ -59,15 +66,17 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=4)
     arguments = parser.parse_args()
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
-    seconds: dict[str, list[float]] = {name: [] for name in (DDP, *plans)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*DDP, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:
         trials = Trials(load(arguments.workload), transport)
         for _ in range(arguments.rounds):
             for name in (*seconds, *reversed(seconds)):
-                if name == DDP:
-                    copy = load(arguments.workload)
-                    seconds[name] += ddp_block(copy, transport, arguments.iterations)
+                if name in DDP:
+                    block_s = ddp_block(
+                        name, load(arguments.workload), transport, arguments.iterations
+                    )
+                    seconds[name] += block_s
                 else:
                     plan = Plan.load(plans[name])
                     block = trials.run(plan, arguments.iterations)

@@ -1,13 +1,13 @@
 """Predicted against measured for every solver and method, on emulated hosts.
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
-each solver and each method that ``auto`` may use, the plan that ``tune`` chooses, then
-all of them and stock DDP on the workload, in turns within one run. Afterwards the
-computation is profiled once more: what changed is the machine's, no prediction's, and
-it is said how far off they would be if it had been profiled at the mean of both speeds.
-``--rate none`` leaves the links unlimited. Needs root on Linux. Plans that are the same
-run as one and share its figures. Writes a table (Markdown) and the figures (JSON) to
-``benchmarks/results``.
+each solver and some methods by one compressor, the plan that ``tune`` chooses, then all
+of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within one run.
+Afterwards the computation is profiled once more: what changed is the machine's, no
+prediction's, and it is said how far off they would be if it had been profiled at the
+mean of both speeds. ``--rate none`` leaves the links unlimited. Needs root on Linux.
+Plans that are the same run as one and share its figures. Writes a table (Markdown), the
+figures and the network (JSON) to ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -19,6 +19,8 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,17 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Tuning
 
-SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "auto")
+SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
 METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
-KINDS = "dense,fp16,qsgd,terngrad,topk"
+ASKED: Mapping[str, tuple[str, ...]] = {
+    **{solver: ("--solver", solver) for solver in SOLVERS},
+    "lags, as printed": ("--solver", "lags", "--literal"),
+    "auto": ("--solver", "auto", *ANY_ACCURACY),
+    **{method: ("--compressor", method) for method in METHODS},
+}
+"""What ``solve`` is told for each plan."""
+
+KINDS = "dense,fp16,qsgd,terngrad,topk,model_topk"
 COLLECTIVES = "allreduce,allgather,gtopk"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
@@ -104,14 +114,9 @@ def run(
         if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
             asked = (*asked, "--momentum-correction")
         plans = {
-            solver: solve(
-                folder, solver, "--solver", solver, *asked,
-                *(ANY_ACCURACY if solver == "auto" else ()),
-            )
-            for solver in SOLVERS
-        }  # fmt: skip
-        for method in METHODS:
-            plans[method] = solve(folder, method, "--compressor", method, *asked)
+            each: solve(folder, each, *options, *asked)
+            for each, options in ASKED.items()
+        }
         if not arguments.network_hosts:
             run_all(hosts, comm_plan("tune", name, "-o", folder / TUNED,
                                      "--profile", folder / "profile.json",
@@ -132,6 +137,12 @@ def run(
     for figures in written.values():
         figures |= {each: figures[first] for each, first in same.items()}
     return plans, written
+
+
+def choice(plan: Plan) -> str:
+    """Return in words how ``plan`` compresses."""
+    kinds = (f"{each.compressor.kind} by {each.collective}" for each in plan.buckets)
+    return ", ".join(f"{count} x {kind}" for kind, count in Counter(kinds).items())
 
 
 def same_plans(plans: dict[str, Plan]) -> dict[str, str]:
@@ -266,6 +277,8 @@ def main() -> None:
     parts = [
         f"# Predictions: {title}",
         tables.comparison(rows, ddp_s),
+        "What the buckets are:",
+        "\n".join(f"- {each}: {choice(plan)}." for each, plan in loaded.items()),
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
@@ -281,6 +294,7 @@ def main() -> None:
         f"speeds: {tables.error_sentence(steady)}.\n"
         f"- {same_sentence(loaded)}",
     ]
+    network.save(tables.RESULTS / f"network-{arguments.workload}-{size}.json")
     print(
         tables.save(
             f"predictions-{arguments.workload}-{size}",

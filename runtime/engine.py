@@ -127,8 +127,9 @@ class Engine(Joinable):
             before the optimizer takes them; None: nothing is.
 
     Raises:
-        InputError: no such ``on_nonfinite``, or the model is wrapped in DDP or sharded,
-            or the plan corrects momentum and there is no SGD ``optimizer``.
+        InputError: no such ``on_nonfinite``, a seed below 0, the model is wrapped in
+            DDP or sharded, or the plan corrects momentum and there is no SGD
+            ``optimizer``.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -148,7 +149,7 @@ class Engine(Joinable):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__()
-        check_options(model, on_nonfinite)
+        check_options(model, on_nonfinite, seed)
         check_plan(plan, model, transport.world_size)
         check_ranks(plan, model, transport)
         check_settings(

@@ -13,13 +13,24 @@ from comm_plan.plans import Plan
 from comm_plan.runtime.step import OnNonFinite, Setup
 
 
-def check_options(model: nn.Module, on_nonfinite: str) -> None:
+def check_seed(seed: int) -> None:
+    """Check that random numbers can begin at ``seed``.
+
+    Raises:
+        InputError: it is below 0.
+    """
+    if seed < 0:
+        raise InputError(f"seed {seed} is below 0: give one from 0 on")
+
+
+def check_options(model: nn.Module, on_nonfinite: str, seed: int) -> None:
     """Check that the engine may average the gradients of ``model``.
 
     Raises:
-        InputError: an unknown word for ``on_nonfinite``, sharded parameters, or a model
-            that DDP averages.
+        InputError: an unknown word for ``on_nonfinite``, a seed below 0, sharded
+            parameters, or a model that DDP averages.
     """
+    check_seed(seed)
     if on_nonfinite not in get_args(OnNonFinite):
         raise InputError(
             f"on_nonfinite {on_nonfinite!r} is unknown: use one of "

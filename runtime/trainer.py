@@ -28,6 +28,7 @@ from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
 from comm_plan.runtime.record import Recorder
+from comm_plan.runtime.refusals import check_seed
 from comm_plan.runtime.second_moments.choice import estimator, micro_batches
 from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
@@ -107,6 +108,9 @@ class Options:
         watcher: is called after each step.
         on_engine: is lent the engine for the length of the run.
         agreed: what else must be the same on all ranks, by name.
+
+    Raises:
+        InputError: the seed is below 0.
     """
 
     epochs: int | None = None
@@ -124,6 +128,10 @@ class Options:
     watcher: Watcher = watch_nothing
     on_engine: OnEngine = leave_alone
     agreed: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not begin."""
+        check_seed(self.seed)
 
     def settings(self) -> dict[str, object]:
         """Return what must be the same on all ranks, by name."""

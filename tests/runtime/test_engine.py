@@ -17,6 +17,7 @@ from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
 from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, Replan, TopK
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.runtime.trainer import Options
 from comm_plan.tests.runtime.semantics import SAME
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -482,6 +483,14 @@ def test_an_unknown_way_with_inf_and_nan_is_refused():
         parallelize(
             model, plan_for(model), transport=LocalTransport(), on_nonfinite="raise"
         )
+
+
+def test_a_seed_below_0_is_refused():
+    model = small()
+    with pytest.raises(InputError, match="seed -1 is below 0"):
+        parallelize(model, plan_for(model), transport=LocalTransport(), seed=-1)
+    with pytest.raises(InputError, match="seed -1 is below 0"):
+        Options(seed=-1)
 
 
 def test_a_sharded_model_is_refused_by_name(one_rank_group):
