@@ -9,7 +9,9 @@ it rests. The ranks meet at the end of each backward, as in training: those that
 host pass over its memory at the same time. What forward and backward take longer, over
 the sum of ``compress_s`` of all tensors, is a factor on ``compress_s``; what the
 communication thread takes, over the sum of ``encode_s`` and ``decompress_s``, one on
-those. How costs grow with size and density stays as measured. Momentum correction
+those. How costs grow with size stays as measured. They are seen at one density; at
+others they grow by as many seconds, not by the same factor, for however little is sent,
+the same memory is passed over. Momentum correction
 passes over states as large as the model, whatever is compressed, and spares the
 optimizer its own momentum: what iterations take longer with it is shared out by
 elements.
@@ -89,7 +91,8 @@ def in_place(
         seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
         taken = _taken(profile, spec_class(kind))
         numels = [tensor.numel for tensor in taken]
-        costs[kind] = _corrected(costs[kind], *_factors(numels, middle, seen))
+        factors = _factors(numels, middle, seen)
+        costs[kind] = _corrected(costs[kind], middle, *factors)
     return costs
 
 
@@ -277,24 +280,41 @@ def _thread_s(engine: Engine) -> float:
 
 def _corrected(
     costs: Sequence[CompressionCost],
+    middle: Sequence[CompressionCost],
     compress: float,
     codec: float,
     momentum_s: float,
 ) -> tuple[CompressionCost, ...]:
-    """Return ``costs`` times the factors, and momentum's by the element if known."""
-    unknown = math.isnan(momentum_s)
-    return tuple(
-        cost.model_copy(
+    """Return ``costs`` in place.
+
+    Args:
+        costs: at all densities.
+        middle: those at the density that was seen in place, of the same sizes.
+        compress: the factor on what delays backward, at that density.
+        codec: likewise on what occupies the thread.
+        momentum_s: of momentum correction, an element; NaN: not known.
+    """
+    seen = {cost.numel: cost for cost in middle}
+
+    def moved(cost: CompressionCost) -> CompressionCost:
+        at = seen[cost.numel]
+
+        def longer(name: str, factor: float) -> float:
+            own: float = getattr(cost, name)
+            more: float = (factor - 1) * getattr(at, name)
+            return max(0.0, own + more)
+
+        known = not math.isnan(momentum_s)
+        another_s, correcting_s = cost.another_s, cost.momentum_s * compress
+        return cost.model_copy(
             update={
-                "compress_s": cost.compress_s * compress,
-                "encode_s": cost.encode_s * codec,
-                "decompress_s": cost.decompress_s * codec,
-                "another_s": None if cost.another_s is None else cost.another_s * codec,
-                "momentum_s": cost.momentum_s * compress
-                if unknown
-                else cost.numel * momentum_s,
+                "compress_s": longer("compress_s", compress),
+                "encode_s": longer("encode_s", codec),
+                "decompress_s": longer("decompress_s", codec),
+                "another_s": None if another_s is None else another_s * codec,
+                "momentum_s": cost.numel * momentum_s if known else correcting_s,
                 "momentum_encode_s": cost.momentum_encode_s * codec,
             }
         )
-        for cost in costs
-    )
+
+    return tuple(map(moved, costs))

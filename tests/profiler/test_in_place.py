@@ -48,6 +48,20 @@ def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
     assert codec_s.sum() == pytest.approx(THREAD_S)
 
 
+def test_other_densities_pass_over_the_same_memory(digits, monkeypatch):
+    workload, profile = digits
+    monkeypatch.setattr(module, "_seen", all_alike(DELAY_S, THREAD_S))
+    costs = in_place(workload, profile, LocalTransport())["topk"]
+    longer_s = {}
+    for cost, alone in zip(costs, profile.compression["topk"], strict=True):
+        of_size = longer_s.setdefault(cost.numel, [])
+        of_size.append(cost.compress_s - alone.compress_s)
+    assert all(len(of_size) == 3 for of_size in longer_s.values())
+    for of_size in longer_s.values():
+        assert of_size == pytest.approx([of_size[0]] * 3)
+        assert of_size[0] > 0
+
+
 def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     monkeypatch.setattr(module, "_seen", all_alike(0.0, 0.0))
