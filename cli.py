@@ -220,12 +220,12 @@ def solve(
     compressor: CompressorOption = None,
     options: CompressorOptions = None,
     dense_layers: DenseLayers = None,
-    accuracy: AccuracyClass | None = None,
+    accuracy: AccuracyClass = None,
     allow: Annotated[
         str | None,
         typer.Option(help="What auto may use whatever it loses, comma-separated."),
     ] = None,
-    max_ratio: MaxRatio | None = None,
+    max_ratio: MaxRatio = None,
     tolerance: Tolerance = 0.01,
     literal: Annotated[
         bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
@@ -537,13 +537,13 @@ def tune(
     network: Annotated[
         Path | None, typer.Option(help="Do not measure: what benchmark-network wrote.")
     ] = None,
-    accuracy: AccuracyClass | None = None,
+    accuracy: AccuracyClass = None,
     allow: Annotated[
         str | None,
         typer.Option(help="Compressors to try whatever they lose, comma-separated."),
     ] = None,
     dense_layers: DenseLayers = None,
-    max_ratio: MaxRatio = 1000.0,
+    max_ratio: MaxRatio = None,
     tolerance: Tolerance = 0.01,
     ranks: Ranks,
     json: Json = False,
@@ -572,7 +572,7 @@ def tune(
                 seed=seed,
                 settings=Settings(
                     dense_layers=arguments.names(dense_layers),
-                    max_ratio=max_ratio,
+                    max_ratio=max_ratio or Settings.max_ratio,
                     allow=arguments.names(allow),
                     accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,
@@ -604,7 +604,7 @@ def simulate(
     ] = False,
     link_gbits: LinkSpeed = None,
     dense_layers: DenseLayers = None,
-    max_ratio: MaxRatio = 1000.0,
+    max_ratio: MaxRatio = None,
 ) -> None:
     """Ask what if: each solver's iteration time on other numbers of ranks."""
     from comm_plan.planner import Settings
@@ -625,7 +625,7 @@ def simulate(
             options=arguments.pairs(options),
             link_bytes_per_s=arguments.bytes_per_s(link_gbits),
             dense_layers=arguments.names(dense_layers),
-            max_ratio=max_ratio,
+            max_ratio=max_ratio or Settings.max_ratio,
         ),
     )
     screen.show(what_if_table(found.summaries, names, cluster.world_size))

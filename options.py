@@ -112,7 +112,7 @@ Tolerance = Annotated[
     ),
 ]
 MaxRatio = Annotated[
-    float,
+    float | None,
     typer.Option(
         min=1,
         max=1e9,
@@ -122,7 +122,7 @@ MaxRatio = Annotated[
 
 
 AccuracyClass = Annotated[
-    Accuracy,
+    Accuracy | None,
     typer.Option(
         help="What may be lost, by what was measured: none, within noise of dense (the "
         "default), or more than that."

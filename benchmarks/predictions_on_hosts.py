@@ -110,11 +110,11 @@ def run(
         run_all(hosts, comm_plan("profile", name, *profiling))
         if not arguments.network_hosts:
             run_all(hosts, sweep)
-        asked: tuple[object, ...] = ("--world-size", arguments.hosts)
+        common: tuple[object, ...] = ("--world-size", arguments.hosts)
         if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
-            asked = (*asked, "--momentum-correction")
+            common = (*common, "--momentum-correction")
         plans = {
-            each: solve(folder, each, *options, *asked)
+            each: solve(folder, each, *options, *common)
             for each, options in ASKED.items()
         }
         if not arguments.network_hosts:

@@ -295,26 +295,24 @@ def _corrected(
         momentum_s: of momentum correction, an element; NaN: not known.
     """
     seen = {cost.numel: cost for cost in middle}
-
-    def moved(cost: CompressionCost) -> CompressionCost:
-        at = seen[cost.numel]
-
-        def longer(name: str, factor: float) -> float:
-            own: float = getattr(cost, name)
-            more: float = (factor - 1) * getattr(at, name)
-            return max(0.0, own + more)
-
-        known = not math.isnan(momentum_s)
-        another_s, correcting_s = cost.another_s, cost.momentum_s * compress
-        return cost.model_copy(
+    unknown = math.isnan(momentum_s)
+    return tuple(
+        cost.model_copy(
             update={
-                "compress_s": longer("compress_s", compress),
-                "encode_s": longer("encode_s", codec),
-                "decompress_s": longer("decompress_s", codec),
-                "another_s": None if another_s is None else another_s * codec,
-                "momentum_s": cost.numel * momentum_s if known else correcting_s,
+                "compress_s": _longer(cost.compress_s, at.compress_s, compress),
+                "encode_s": _longer(cost.encode_s, at.encode_s, codec),
+                "decompress_s": _longer(cost.decompress_s, at.decompress_s, codec),
+                "another_s": None if cost.another_s is None else cost.another_s * codec,
+                "momentum_s": cost.momentum_s * compress
+                if unknown
+                else cost.numel * momentum_s,
                 "momentum_encode_s": cost.momentum_encode_s * codec,
             }
         )
+        for cost, at in ((cost, seen[cost.numel]) for cost in costs)
+    )
 
-    return tuple(map(moved, costs))
+
+def _longer(seconds: float, seen_s: float, factor: float) -> float:
+    """Return ``seconds``, longer by what ``factor`` makes ``seen_s`` longer."""
+    return max(0.0, seconds + (factor - 1) * seen_s)

@@ -273,17 +273,6 @@ def build_buckets(
     return tuple(buckets)
 
 
-def velocities(
-    buckets: Sequence[BucketExchange],
-) -> dict[nn.Parameter, torch.Tensor]:
-    """Return the velocities of momentum correction, flat, where there are any."""
-    found: dict[nn.Parameter, torch.Tensor] = {}
-    for bucket in buckets:
-        of_bucket = bucket.compressor.state.get(VELOCITY, [])
-        found.update(zip(bucket.parameters, of_bucket, strict=False))
-    return found
-
-
 def _values(gradient: torch.Tensor) -> torch.Tensor:
     """Return the numbers of ``gradient``, shared: all, or the rows that are there."""
     values = gradient._values() if gradient.is_sparse else gradient

@@ -54,7 +54,7 @@ from comm_plan.runtime.agreement import (
     check_settings,
     installed,
 )
-from comm_plan.runtime.bucket import BucketExchange, build_buckets, velocities
+from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
@@ -202,7 +202,8 @@ class Engine(Joinable):
             )
             self._execute(plan)
             if self._momentum is not None:
-                self._momentum.before_compression = velocities(self.buckets).keys()
+                own = self._velocities(self.remembered())
+                self._momentum.before_compression = own.keys()
             opened.callback(self._stop)
             broadcast_tensors(self._transport, list(model.parameters()))
             broadcast_tensors(self._transport, list(model.buffers()))
@@ -320,13 +321,7 @@ class Engine(Joinable):
         self.skipped_steps = state["skipped_steps"]
         for bucket in self.buckets:
             bucket.load_state(remembered)
-        self._change_sides(
-            {
-                parameter: remembered[name][VELOCITY]
-                for name, parameter in trainable(self.model).items()
-                if VELOCITY in remembered.get(name, {})
-            }
-        )
+        self._change_sides(self._velocities(remembered))
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
@@ -440,7 +435,8 @@ class Engine(Joinable):
         Args:
             before: this rank's velocities under the last plan, flat.
         """
-        after, remembered = velocities(self.buckets), self.remembered()
+        remembered = self.remembered()
+        after = self._velocities(remembered)
         if self._momentum is None and before.keys() - after.keys():
             self._momentum = self._momentum_to_give_back()
         if self._momentum is None:
@@ -463,6 +459,14 @@ class Engine(Joinable):
         )
         if not self._stepped_since_update:
             self._settle_momentum()
+
+    def _velocities(self, remembered: Remembered) -> dict[nn.Parameter, torch.Tensor]:
+        """Return the velocities of momentum correction that there are, flat."""
+        return {
+            parameter: remembered[name][VELOCITY]
+            for name, parameter in trainable(self.model).items()
+            if VELOCITY in remembered.get(name, {})
+        }
 
     def _momentum_to_give_back(self) -> TakenMomentum | None:
         """Return that of the optimizer, whose own it will be; None: it cannot be."""

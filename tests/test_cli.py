@@ -103,6 +103,10 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
         ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
+        (
+            "solve p.json n.json --solver lags --max-ratio 0",
+            "greater than or equal to 1",
+        ),
         (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
     ],
 )
@@ -111,6 +115,13 @@ def test_misuse_is_told_in_one_line(here, command, words, message):
     (line,) = ended.stderr.splitlines()
     assert len(line) <= 500
     assert message in ended.refusal(2)
+
+
+@pytest.mark.parametrize("verb", ["solve", "tune"])
+@pytest.mark.parametrize("explained", ["What may be lost", "Upper bound on the"])
+def test_options_without_a_default_are_explained(command, verb, explained):
+    told = command(verb, "--help").stdout
+    assert explained in " ".join(told.replace("\u2502", " ").split())
 
 
 def test_names_are_printed_as_they_are(here, command):
