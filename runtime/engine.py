@@ -11,9 +11,9 @@ steps happen; :mod:`~comm_plan.runtime.step` holds the state of one step and tak
 its end; this file sets both up, begins a new step after each, and is what users see.
 
 What is like DDP: parameters and buffers start from rank 0's, buffers follow rank 0,
-``no_sync`` accumulates locally, and what it has left is averaged at the end of the next
-step even if that does not use the parameter; gradients are divided by the world size
-before they are summed.
+``no_sync`` accumulates locally, and with ``find_unused_parameters`` what it has left is
+averaged at the end of the next step even if that does not use the parameter; gradients
+are divided by the world size before they are summed.
 
 A step is what ends once every parameter has its gradient: after one backward, or after
 several that reach different parameters. A backward that reaches none, such as
@@ -23,7 +23,8 @@ What differs from DDP: the model is not wrapped; buckets come from the plan and 
 never rebuilt; a compressed bucket's mean is what was sent, the rest waits in residuals.
 Buffers are brought from rank 0 at the end of a step instead of before the next forward,
 so that an evaluation, on all ranks or on one alone, finds rank 0's. If the backward of
-a rank fails and its loop goes on, all ranks skip that step.
+a rank fails and its loop goes on, all ranks skip that step; under a dense plan only if
+``on_nonfinite`` makes them look at what they got, else the next forward is an error.
 
 Hooks of users on the same parameters see gradients before they are averaged.
 ``torch.compile`` of the whole model fires all hooks after backward: the result is
@@ -33,7 +34,6 @@ right, but nothing overlaps; :func:`comm_plan.compile_blocks` compiles block by 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -64,12 +64,13 @@ from comm_plan.runtime.momentum import (
     can_be_corrected,
     taken_over,
 )
+from comm_plan.runtime.ownership import claim, close_owner_of, release
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
     check_options,
 )
-from comm_plan.runtime.state import EngineState, Remembered, share_of
+from comm_plan.runtime.state import EngineState, Remembered, on_cpu, share_of
 from comm_plan.runtime.step import (
     OnNonFinite,
     OnReduced,
@@ -128,8 +129,8 @@ class Engine(Joinable):
 
     Raises:
         InputError: no such ``on_nonfinite``, a seed below 0, the model is wrapped in
-            DDP or sharded, or the plan corrects momentum and there is no SGD
-            ``optimizer``.
+            DDP or sharded, shares some parameters with one that has an engine, or the
+            plan corrects momentum and there is no SGD ``optimizer``.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -162,7 +163,7 @@ class Engine(Joinable):
             },
             transport,
         )
-        _close_engine_of(model)
+        close_owner_of(model)
         self.model = model
         self.plan = plan
         self.step = 0
@@ -175,6 +176,7 @@ class Engine(Joinable):
         self._closed = False
         self._broadcast_buffers = broadcast_buffers
         self._buffers_touched = False
+        self._shadows = False
         self._share = gradient_as_bucket_view and not find_unused_parameters
         self._accumulated: set[ParameterPlace] = set()
         self._stepped_since_update = False
@@ -182,7 +184,7 @@ class Engine(Joinable):
         self._seed = seed
         self._given_moments = second_moments
         self._scaler = grad_scaler
-        self._scale: float | None = None
+        self._scale = self._scale_now()
         self._optimizer = optimizer
         self._momentum: TakenMomentum | None = None
         self._executing = ExitStack()
@@ -208,7 +210,7 @@ class Engine(Joinable):
             broadcast_tensors(self._transport, list(model.parameters()))
             broadcast_tensors(self._transport, list(model.buffers()))
             opened.pop_all()
-        _engines[model] = weakref.ref(self)
+        claim(self)
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -290,13 +292,17 @@ class Engine(Joinable):
             "step": self.step,
             "skipped_steps": self.skipped_steps,
             "world_size": ranks.world_size,
+            "scale": self._scale,
             "ranks": {str(ranks.rank): self.remembered()},
         }
 
     def gathered_state(self) -> EngineState:
-        """Return :meth:`state_dict` with the parts of all ranks; all call it."""
+        """Return :meth:`state_dict` with the parts of all ranks; all call it.
+
+        They are in main memory.
+        """
         state = self.state_dict()
-        for ranks in self._transport.gather_objects(state["ranks"]):
+        for ranks in self._transport.gather_objects(on_cpu(state["ranks"])):
             state["ranks"].update(ranks)
         return state
 
@@ -319,6 +325,7 @@ class Engine(Joinable):
         )
         self.step = state["step"]
         self.skipped_steps = state["skipped_steps"]
+        self._scale = state["scale"]
         for bucket in self.buckets:
             bucket.load_state(remembered)
         self._change_sides(self._velocities(remembered))
@@ -328,6 +335,19 @@ class Engine(Joinable):
         """Multiply all residuals by ``factor``; call it when the loss scale changes."""
         for bucket in self.buckets:
             bucket.rescale(factor)
+
+    def skip_step(self) -> None:
+        """Skip the step under way, on all ranks: for who catches what it raised.
+
+        A backward that failed half-way is noticed without it when the next forward
+        begins. A forward is not, nor is a backward that failed before it came to the
+        model: the other ranks would take the next step for this one.
+
+        Raises:
+            RunError: the other ranks cannot be told.
+        """
+        self._check_refusable()
+        self._end_step(self._current.give_up)
 
     def warm_up(self, density_floor: float) -> None:
         """Let sparse methods send at least this share of each tensor from now on."""
@@ -339,6 +359,7 @@ class Engine(Joinable):
         if self._closed:
             return
         self._closed = True
+        release(self)
         self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
@@ -376,7 +397,7 @@ class Engine(Joinable):
 
     def shadow_step(self) -> None:
         """Take part in a step of other ranks, with gradients of zero."""
-        self._buffers_touched = True
+        self._shadows = self._buffers_touched = True
         self._end_step(self._current.finish)
 
     def take_over(self, is_last: bool) -> None:
@@ -385,6 +406,7 @@ class Engine(Joinable):
         root = max(rank for rank, last in enumerate(ranks) if last)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         broadcast_tensors(self._transport, tensors, root)
+        self._shadows = False
 
     # From plan to plan
 
@@ -454,7 +476,7 @@ class Engine(Joinable):
                 to_buffers=to_buffers,
                 to_velocities={p: v for p, v in after.items() if p not in before},
                 before_compression=after.keys(),
-                scale=self._scale or 1.0,
+                scale=self._scale,
             )
         )
         if not self._stepped_since_update:
@@ -510,15 +532,20 @@ class Engine(Joinable):
     def _on_forward(self) -> None:
         """Give up a backward that never ended; align buffers with rank 0."""
         self._require_finished()
-        self._settle_momentum()
-        self._follow_scale()
-        Join.notify_join_context(self)
-        self._current.forward_pending = True
+        self._enter_step()
         self._current.moments.begun = self._current.moments.now()
         if self._buffers_touched:
             with self._explained():
                 self._align_buffers()
         self._buffers_touched = True
+
+    def _enter_step(self) -> None:
+        """Do what has to be done before the first gradient of a step."""
+        self._settle_momentum()
+        self._follow_scale()
+        if not self._current.forward_pending:
+            Join.notify_join_context(self)
+        self._current.forward_pending = True
 
     def _on_local_forward(self) -> None:
         """Give up a backward that never ended before others accumulate gradients."""
@@ -534,6 +561,9 @@ class Engine(Joinable):
         return first
 
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+        if not self._current.forward_pending:  # of a part of the model, or in eval()
+            self._enter_step()
+            self._buffers_touched = True
         self._current.add(place, parameter)
 
     def _on_backward_end(self) -> None:
@@ -541,8 +571,10 @@ class Engine(Joinable):
         self._current.graph_task = None
         if not self._current.received:
             return
-        self._current.take_accumulated(self._accumulated)
-        if self._setup.find_unused_parameters or not self._current.missing():
+        if self._setup.find_unused_parameters:
+            self._current.take_accumulated(self._accumulated)
+            self._finish_step()
+        elif not self._current.missing():
             self._finish_step()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -559,11 +591,13 @@ class Engine(Joinable):
 
     def _follow_scale(self) -> None:
         """Rescale residuals if the scale of the loss has changed."""
-        if self._scaler is None:
-            return
-        before, self._scale = self._scale, self._scaler.get_scale()
-        if before is not None and self._scale != before:
+        before, self._scale = self._scale, self._scale_now()
+        if self._scale != before:
             self.rescale(self._scale / before)
+
+    def _scale_now(self) -> float:
+        """Return what the scaler multiplies the loss by; 1: there is none."""
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     # From step to step
 
@@ -574,20 +608,15 @@ class Engine(Joinable):
         """Go on only if no step has begun that is not finished.
 
         Raises:
-            RunError: parameters got no gradient, or a backward failed after buckets of
-                it were handed to ``on_reduced``.
+            RunError: parameters got no gradient, or a backward failed and the step
+                cannot be skipped.
         """
-        applied = self._setup.on_reduced is not None
         if self._current.graph_task is not None:
-            if applied:
-                raise RunError(
-                    "a backward failed after on_reduced had begun to take its means, "
-                    "so the step cannot be skipped: go on from a checkpoint"
-                )
+            self._check_refusable()
             self._end_step(self._current.give_up)
         elif self._current.received:
             missing = self._current.missing()
-            if not applied:
+            if self._objection() is None:
                 self._end_step(self._current.give_up)
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
@@ -595,6 +624,25 @@ class Engine(Joinable):
                 "if that is meant, pass find_unused_parameters=True (train: "
                 "--find-unused-parameters)"
             )
+
+    def _check_refusable(self) -> None:
+        """Check that the ranks can be told to skip this step.
+
+        Raises:
+            RunError: they cannot, and why.
+        """
+        objection = self._objection()
+        if objection is not None:
+            raise RunError(
+                "forward or backward failed, and the ranks cannot skip this step: "
+                f"{objection}"
+            )
+
+    def _objection(self) -> str | None:
+        """Return why they cannot; None: they can."""
+        if self._setup.on_reduced is not None:
+            return "on_reduced has begun to take its means: go on from a checkpoint"
+        return self._current.objection()
 
     def _finish_step(self) -> None:
         """Wait for the buckets, then settle the step."""
@@ -629,8 +677,16 @@ class Engine(Joinable):
 
     def _align_buffers(self) -> None:
         if self._broadcast_buffers:
-            broadcast_tensors(self._transport, list(self.model.buffers()))
+            root = self._root_of_buffers()
+            broadcast_tensors(self._transport, list(self.model.buffers()), root)
         self._buffers_touched = False
+
+    def _root_of_buffers(self) -> int:
+        """Return whose buffers count: rank 0's; under Join one's that has batches."""
+        if not self._join_config.enable:
+            return 0
+        shadows = self._transport.gather_objects(self._shadows)
+        return max(rank for rank, shadow in enumerate(shadows) if not shadow)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -648,18 +704,6 @@ class Engine(Joinable):
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
-
-
-_engines: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]
-_engines = weakref.WeakKeyDictionary()
-
-
-def _close_engine_of(model: nn.Module) -> None:
-    """Close the engine that the model has, if any: two would both average."""
-    previous = _engines.get(model)
-    engine = None if previous is None else previous()
-    if engine is not None:
-        engine.close()
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

@@ -58,7 +58,8 @@ def parallelize(
         **options: as for :class:`Engine`.
 
     Returns:
-        The engine: ``no_sync()``, ``state_dict()``, ``load_state_dict()``, ``close()``.
+        The engine: ``no_sync()``, ``skip_step()``, ``state_dict()``,
+        ``load_state_dict()``, ``close()``.
 
     Raises:
         DocumentError: the plan cannot be read.

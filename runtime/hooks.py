@@ -190,7 +190,7 @@ class _Hooks:
         if not self._expects_backward:
             return
         for tensor in tensors_in(output):
-            if tensor.requires_grad:
+            if not tensor.is_leaf:  # a hook on a leaf would stay there
                 tensor.register_hook(_copyable(self.on_output_gradient))
 
     def on_output_gradient(self, gradient: torch.Tensor) -> None:

@@ -17,15 +17,28 @@ Remembered = dict[str, dict[str, torch.Tensor]]
 class EngineState(TypedDict):
     """What an exact resume needs.
 
-    What is remembered (:data:`Remembered`) differs from rank
-    to rank and is kept by it, so that several ranks' states can be merged into one, as
-    ``torch.distributed.checkpoint`` does.
+    What is remembered (:data:`Remembered`) differs from rank to rank and is kept by it,
+    so that several ranks' states can be merged into one, as
+    ``torch.distributed.checkpoint`` does. ``scale``: of the loss whose gradients are
+    in there.
     """
 
     step: int
     skipped_steps: int
     world_size: int
+    scale: float
     ranks: dict[str, Remembered]
+
+
+def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
+    """Return parts of ranks in main memory, for ranks that have other devices."""
+    return {
+        rank: {
+            name: {quantity: tensor.cpu() for quantity, tensor in quantities.items()}
+            for name, quantities in part.items()
+        }
+        for rank, part in ranks.items()
+    }
 
 
 def share_of(
@@ -34,7 +47,8 @@ def share_of(
     """Return what ``rank`` of ``world_size`` remembers after a run of ``saved_size``.
 
     Its own part; of another number of ranks its share of the sum, so that no gradient
-    is lost. What is equal on all ranks is so for any number of them.
+    is lost. What is equal on all ranks is so for any number of them. Parts may be on
+    different devices; sums are in main memory.
 
     Args:
         ranks: the parts that were saved, by rank.
@@ -56,7 +70,7 @@ def share_of(
     if saved_size == world_size:
         return ranks[str(rank)]
     total: Remembered = {}
-    for part in ranks.values():
+    for part in on_cpu(ranks).values():
         for name, quantities in part.items():
             sums = total.setdefault(name, {})
             for quantity, tensor in quantities.items():

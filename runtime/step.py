@@ -15,6 +15,9 @@ reset and none to be forgotten.
 
 A rank whose backward fails gives its step up (:meth:`Step.give_up`): it takes part in
 what is left of it, so that no rank waits for another, and all of them refuse the step.
+They learn of it by the flags, or, where means are only looked at for inf and NaN, by
+NaN in its place. Where neither is so, or it is too late, they cannot be told
+(:meth:`Step.objection`).
 """
 
 from __future__ import annotations
@@ -230,14 +233,26 @@ class Step:
             if parameter.grad is not None and not used:
                 self.add(place, parameter)
 
-    def give_up(self) -> Refusal | None:
+    def objection(self) -> str | None:
+        """Return why the ranks cannot be told to refuse the step; None: they can."""
+        setup = self._setup
+        if setup.channel.world_size == 1:
+            return None
+        if not self._has_flags and setup.on_nonfinite == "propagate":
+            return "a dense plan does not tell them: pass on_nonfinite='skip'"
+        told_by_last = setup.buckets[-1].carries_flags or not self._has_flags
+        if told_by_last and not self._unlaunched:
+            return "all of its gradients are sent: go on from a checkpoint"
+        return None
+
+    def give_up(self) -> Refusal:
         """Take part in what is left of the step, and let all ranks refuse it.
 
         Returns:
-            Why the step is refused; None: nothing was left of it, and it counts.
+            Why it is refused, by this rank at least.
         """
         self._given_up = True
-        return self._refusal(self._end()[0])
+        return self._refusal(self._end()[0]) or _failed(self._setup.channel.rank)
 
     def wait(self) -> None:
         """Wait for the exchanges that are under way."""
@@ -289,10 +304,7 @@ class Step:
         the step up (the same and the world size), then for every parameter whether it
         used it.
         """
-        guarded = any(
-            not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
-        )
-        if not (guarded or self._setup.find_unused_parameters):
+        if not self._has_flags:
             return None
         channel = self._setup.channel
         flags = self._guard.flag(channel.rank, channel.device)
@@ -302,6 +314,13 @@ class Step:
             used = [used for _, _, _, used in self._parameters()]
             flags = torch.cat([flags, torch.tensor(used).to(flags)])
         return flags
+
+    @property
+    def _has_flags(self) -> bool:
+        """Whether there is anything that all ranks must know of one."""
+        return self._setup.find_unused_parameters or any(
+            not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
+        )
 
     def _exchange_flags(self) -> None:
         """Share the flags behind the last bucket, unless that takes them along."""
@@ -334,8 +353,7 @@ class Step:
         """
         ranks = self._setup.channel.world_size
         if flag > ranks:
-            rank = flag - 1 - ranks
-            return Refusal(f"the backward of rank {rank} failed", backward_failed=True)
+            return _failed(flag - 1 - ranks)
         if flag:
             return Refusal(f"rank {flag - 1} had inf or NaN gradients")
         if self._setup.on_nonfinite == "propagate":
@@ -351,6 +369,10 @@ class Step:
             flags = zip(bucket.planned.tensors, used_flags, strict=True)
             for index, (name, used) in enumerate(flags):
                 yield name, bucket, index, used
+
+
+def _failed(rank: int) -> Refusal:
+    return Refusal(f"the backward of rank {rank} failed", backward_failed=True)
 
 
 def _largest_of(flags: torch.Tensor, channel: Transport) -> torch.Tensor:

@@ -259,6 +259,21 @@ def a_backward_each(model, sync_off, optimizer, step):
     optimizer.step()
 
 
+def accumulated_then_a_backward_each(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    rank = dist.get_rank()
+    with sync_off():
+        value(model(data(rank, 10 * step))).backward()
+    for output in model(data(rank, 10 * step + 1))["each"]:
+        output.square().mean().backward()
+    optimizer.step()
+
+
+def in_eval_mode(model, sync_off, optimizer, step):
+    model.eval()
+    wide(model, sync_off, optimizer, step)
+
+
 def other_head_each_time(model, sync_off, optimizer, step):
     optimizer.zero_grad()
     for part, use in enumerate((("right",), ("left",))):
@@ -341,6 +356,9 @@ SCENARIOS = {
         Heads, unused_after_no_sync((1,)), {"unused": True}
     ),
     "two heads, a backward each": (Heads, a_backward_each, {}),
+    "accumulated, then a backward each": (
+        Heads, accumulated_then_a_backward_each, {}
+    ),
     "another head each time": (Heads, other_head_each_time, {"unused": True}),
     "forward before the update": (mlp, forward_before_update, {}),
     "forward before the update, unused": (
@@ -349,6 +367,7 @@ SCENARIOS = {
     "gradient penalty": (mlp, gradient_penalty, {}),
     "adversarial examples": (mlp, adversarial, {}),
     "frozen for another model": (mlp, frozen_for_another, {}),
+    "in eval mode": (Convolutions, in_eval_mode, {}),
     "two forwards, batch norm": (Convolutions, two_forwards, {}),
     "sparse gradients": (Words, plain, {}),
     "sparse gradients from no_sync": (Words, accumulate, {}),
@@ -380,11 +399,10 @@ def outcome(make, step_function, unused=False):
     return compare(theirs.module, ours)
 
 
-def compare(theirs, ours, buffers=True):
+def compare(theirs, ours):
     worst = "same"
     pairs = list(zip(theirs.named_parameters(), ours.parameters(), strict=True))
-    if buffers:
-        pairs += list(zip(theirs.named_buffers(), ours.buffers(), strict=True))
+    pairs += list(zip(theirs.named_buffers(), ours.buffers(), strict=True))
     for (name, a), b in pairs:
         if not torch.equal(a, b):
             if not torch.allclose(a, b, rtol=1e-5, atol=1e-6):
@@ -420,7 +438,7 @@ def no_parameter_used_on_one_rank():
 
 
 def uneven_batches():
-    """Every rank has one batch more than the one before."""
+    """Every rank has one batch more than the one before; rank 0's end first."""
     torch.manual_seed(0)
     ours = Convolutions()
     theirs = DistributedDataParallel(copy.deepcopy(ours))
@@ -433,7 +451,7 @@ def uneven_batches():
     engine.close()
     ours.zero_grad()
     theirs.zero_grad()
-    return compare(theirs.module, ours, buffers=False)
+    return compare(theirs.module, ours)
 
 
 def the_switch_of_ddp():

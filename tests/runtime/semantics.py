@@ -32,12 +32,15 @@ SAME = {
     "itself does not use",
     "unused after no_sync but on rank 1": "The same where some ranks do use it",
     "two heads, a backward each": "Losses called one by one, each for some parameters",
+    "accumulated, then a backward each": "The same after an accumulation in "
+    "`no_sync()`",
     "another head each time": "Another head in each backward of a step",
     "forward before the update": "A forward between backward and the update",
     "forward before the update, unused": "The same with `find_unused_parameters`",
     "gradient penalty": "`torch.autograd.grad` for a gradient penalty",
     "adversarial examples": "`torch.autograd.grad` for an adversarial example",
     "frozen for another model": "Parameters that are frozen for a while, as in a GAN",
+    "in eval mode": "A model that trains in `eval()` mode, as with frozen batch norm",
     "two forwards, batch norm": "Two forwards before one backward, with batch norm",
     "sparse gradients": "Sparse gradients (`nn.Embedding(sparse=True)`), of plans that "
     "know of them",
@@ -89,8 +92,9 @@ DIFFERENCES = (
     Difference(
         "A backward that fails on one rank, and the loop goes on",
         "ranks wait, or mix up their steps",
-        "all ranks skip the step",
-        "test_conservation.py::test_no_gradient_is_lost_by_anything_a_loop_does",
+        "all ranks skip the step; under dense plans with `on_nonfinite='skip'`, else an "
+        "error",
+        "test_engine.py::test_a_step_that_failed_on_one_rank_is_skipped_by_all",
     ),
     Difference(
         "A rank dies, stops or raises",

@@ -1,5 +1,6 @@
 """The engine against PyTorch DDP, and what it refuses."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -387,6 +388,58 @@ def test_no_gradient_is_lost_when_the_scale_of_the_loss_grows(by_hand):
     torch.testing.assert_close(applied.flatten() + left, 7 * torch.arange(1.0, 11))
 
 
+def test_what_a_state_holds_follows_the_scale_of_the_loss():
+    """Saved at a scale of 8, loaded at one of 2, and by an engine without a scaler."""
+    model = small()
+    plan = compressed_plan(model, 1, TopK(density=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with parallelize(
+        model, plan, transport=LocalTransport(), grad_scaler=scaler
+    ) as engine:
+        scaler.scale(loss_of(model)).backward()
+        saved = engine.state_dict()
+        saved = copy.deepcopy(saved)
+    unscaled = {n: q["residual"] / 8 for n, q in saved["ranks"]["0"].items()}
+    for now, own in ((2.0, torch.amp.GradScaler("cpu", init_scale=2.0)), (1.0, None)):
+        with parallelize(
+            model, plan, transport=LocalTransport(), grad_scaler=own
+        ) as engine:
+            engine.load_state_dict(saved)
+            model(torch.ones(2, 6))
+            for name, quantities in engine.remembered().items():
+                expected = unscaled[name] * now
+                torch.testing.assert_close(quantities["residual"], expected)
+
+
+def test_a_model_in_eval_mode_trains_as_any_other():
+    """Batch norm is trained in a part of it; the scale of the loss is followed."""
+
+    def rank(transport):
+        torch.manual_seed(transport.rank)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+        model.eval()
+        model[1].train()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        names = tuple(trainable(model))
+        sparse = {"compressor": TopK(density=0.2), "collective": "allgather"}
+        plan = plan_for(model, 2, buckets=(Bucket(tensors=names, **sparse),))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with parallelize(
+            model, plan, transport=transport, grad_scaler=scaler
+        ) as engine:
+            for _ in range(3):
+                scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            return model[1].running_mean.clone(), engine.state_dict()["scale"]
+
+    (mean, scale), (other, _) = run_ranks(2, rank)
+    assert mean.any()
+    assert torch.equal(mean, other)
+    assert scale == 8.0 * 2**2  # of the third step
+
+
 def test_half_precision_is_close_to_the_mean():
     def rank(transport):
         model = small()
@@ -475,6 +528,49 @@ def test_a_second_engine_takes_the_place_of_the_first():
     loss_of(model).backward()
     assert second.step == 2
     second.close()
+
+
+def test_an_engine_of_the_compiled_model_takes_the_place_of_its_own():
+    model = small()
+    first = parallelize(model, plan_for(model), transport=LocalTransport())
+    compiled = torch.compile(model, backend="eager")
+    second = parallelize(compiled, plan_for(model), transport=LocalTransport())
+    loss_of(model).backward()
+    assert (first.step, second.step) == (0, 1)
+    second.close()
+
+
+def test_a_parameter_that_two_models_share_is_averaged_by_one_engine():
+    model = small()
+    part = model[2]
+    names = tuple(trainable(part))
+    plan_of_part = plan_for(part, buckets=(Bucket(tensors=names),))
+    with (
+        parallelize(model, plan_for(model), transport=LocalTransport()),
+        pytest.raises(InputError, match="weight belongs to another model too"),
+    ):
+        parallelize(part, plan_of_part, transport=LocalTransport())
+    parallelize(part, plan_of_part, transport=LocalTransport()).close()
+
+
+def test_an_output_that_is_a_parameter_gathers_no_hooks():
+    class Contrast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 3)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.body(x), self.scale
+
+    model = Contrast()
+    plan = plan_for(model, buckets=(Bucket(tensors=tuple(trainable(model))),))
+    with parallelize(model, plan, transport=LocalTransport()) as engine:
+        for _ in range(3):
+            output, scale = model(torch.ones(2, 6))
+            (scale * output).sum().backward()
+        assert engine.step == 3
+    assert not model.scale._backward_hooks
 
 
 def test_an_unknown_way_with_inf_and_nan_is_refused():
@@ -609,6 +705,90 @@ def test_a_plan_under_which_a_mean_is_not_final_is_not_swapped_in():
         engine.on_reduced(lambda parameters: None)
         with pytest.raises(InputError, match="under topk"):
             engine.swap(compressed_plan(model, 1, TopK(density=0.5)), replan)
+
+
+class Failing(torch.autograd.Function):
+    """The identity, whose backward raises."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise MemoryError("no room")
+
+
+def fail_half_way(model):
+    """Run a backward that raises once the last layer has its gradients."""
+    with pytest.raises(MemoryError):
+        model[2](model[1](Failing.apply(model[0](torch.ones(2, 6))))).sum().backward()
+
+
+def fail_in_the_loss(model):
+    with pytest.raises(MemoryError):
+        Failing.apply(loss_of(model)).backward()
+
+
+@pytest.mark.parametrize("compressor", [None, TopK(density=0.5)], ids=["dense", "topk"])
+@pytest.mark.parametrize("fail", [fail_half_way, fail_in_the_loss])
+def test_a_step_that_failed_on_one_rank_is_skipped_by_all(fail, compressor):
+    def rank(transport):
+        model = small()
+        plan = plan_for(model, 2)
+        if compressor is not None:
+            plan = compressed_plan(model, 2, compressor)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with parallelize(
+            model, plan, transport=transport, on_nonfinite="skip"
+        ) as engine:
+            if transport.rank == 0:
+                fail(model)
+                engine.skip_step()
+            else:
+                loss_of(model, 1).backward()
+            assert engine.last_step_skipped
+            optimizer.step()
+            before = copy.deepcopy(model.state_dict())
+            loss_of(model, transport.rank).backward()
+            optimizer.step()
+            assert (engine.step, engine.skipped_steps) == (2, 1)
+            return before, model.state_dict()
+
+    ranks = run_ranks(2, rank)
+    for before, after in ranks:
+        for name, begin in small().state_dict().items():
+            assert torch.equal(before[name], begin)
+            assert torch.equal(after[name], ranks[0][1][name])
+            assert not torch.equal(after[name], begin)
+
+
+def test_a_dense_step_that_failed_spoils_no_model():
+    """No rank looks at what it got: who failed sends nothing and says so."""
+
+    def rank(transport):
+        model = small()
+        with parallelize(model, plan_for(model, 2), transport=transport):
+            if transport.rank == 0:
+                fail_half_way(model)
+                model(torch.ones(2, 6))
+            loss_of(model).backward()
+
+    with pytest.raises(RunError, match="pass on_nonfinite='skip'"):
+        run_ranks(2, rank)
+
+
+def test_a_backward_that_failed_leaves_nothing_to_the_next():
+    model, reference = small(), small()
+    with parallelize(model, plan_for(model), transport=LocalTransport()):
+        fail_half_way(model)
+        model.zero_grad()
+        loss_of(model).backward()
+    loss_of(reference).backward()
+    for parameter, expected in zip(
+        model.parameters(), reference.parameters(), strict=True
+    ):
+        assert torch.equal(parameter.grad, expected.grad)
 
 
 def test_a_backward_that_failed_after_on_reduced_is_not_skipped():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from comm_plan.plans import PowerSgd, TopK, Vgc
 from comm_plan.runtime.engine import Engine
@@ -27,6 +28,38 @@ def test_residuals_are_summed_and_what_is_equal_on_all_ranks_is_not():
         share = share_of(ranks, 2, rank, 4)[NAME]
         assert share["residual"].equal(torch.tensor([1.0, 1.5]))
         assert share["factors"].equal(factors)
+
+
+def on_devices(number):
+    """Return what ranks remember, each on a CUDA device of its own that is not there.
+
+    As on real devices, what is computed of tensors of two of them is an error.
+    """
+    with FakeTensorMode():
+        return {
+            str(rank): {NAME: {"residual": torch.ones(2, device=f"cuda:{rank}")}}
+            for rank in range(number)
+        }
+
+
+def test_residuals_of_several_devices_are_summed_in_main_memory():
+    ranks = on_devices(2)
+    assert ranks["1"][NAME]["residual"].device == torch.device("cuda", 1)
+    share = share_of(ranks, 2, 0, 3)[NAME]["residual"]
+    assert share.device == torch.device("cpu")
+
+
+def test_ranks_gather_what_they_remember_in_main_memory(monkeypatch):
+    exchanged = []
+    made = engine(rank=1)
+    monkeypatch.setattr(made, "remembered", lambda: on_devices(1)["0"])
+    monkeypatch.setattr(
+        made.transport, "gather_objects", lambda ranks: exchanged.append(ranks) or [{}]
+    )
+    made.gathered_state()
+    residual = exchanged[0]["0"][NAME]["residual"]
+    assert residual.device == torch.device("cpu")
+    made.close()
 
 
 def test_another_rank_takes_the_residuals_over_and_starts_with_its_own_factors():
