@@ -7,7 +7,9 @@ Under torchrun, mpirun or srun every rank runs the same command and finds its ra
 the environment; ``--local-ranks N`` starts N ranks on this host.
 
 Exit codes: 0 done, 1 a run failed, 2 bad input; one line says why, on the rank that
-knows (``--debug`` shows the traceback).
+knows (``--debug`` shows the traceback). Bad input is mostly found by all ranks, and a
+launcher ends them when the first one leaves: so rank 0 says it at once, and any other
+that is still there a second later says it too.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from comm_plan.options import (
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.document import MAX_RANKS, MAX_SEED, YEAR_S
-from comm_plan.transports.ranks import RANK_0_FIRST_S, place
+from comm_plan.transports.ranks import RANK_0_FIRST_S, place, place_in_errors
 
 if TYPE_CHECKING:
     from comm_plan.plans import Document, EmulatedLink, Network, Plan, Profile
@@ -757,12 +759,10 @@ def _misused(error: Exception) -> InputError | None:
 
 
 def _fail(error: BaseException, code: int) -> NoReturn:
-    """Say what is wrong, if all ranks found it only once, and leave."""
-    here = place()
-    if here.rank == 0 or not isinstance(error, InputError):
-        screen.explain(error)
-    elif here.launcher in ("mpirun", "mpiexec"):
+    """Say what is wrong and leave; with bad input rank 0 goes first."""
+    if place_in_errors().rank > 0 and isinstance(error, InputError):
         time.sleep(RANK_0_FIRST_S)
+    screen.explain(error)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may still sit in a collective that will never end.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from comm_plan import units
 from comm_plan.errors import CommPlanError, one_line, printable
-from comm_plan.transports.ranks import place
+from comm_plan.transports.ranks import place, place_in_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def say(line: str) -> None:
 
 def explain(error: BaseException) -> None:
     """Print ``error`` in one line."""
-    here = place()
+    here = place_in_errors()
     if os.environ.get("COMM_PLAN_DEBUG"):
         traceback.print_exception(error)
     text = one_line(str(error))

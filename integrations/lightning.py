@@ -6,7 +6,8 @@
     trainer.fit(module)
 
 The strategy is Lightning's ``DDPStrategy`` without DDP: launching, devices, samplers
-and logging are as there. Checkpoints hold the residuals of all ranks.
+and logging are as there. Checkpoints hold the residuals of all ranks, and with
+``precision="16-mixed"`` residuals follow the scale of the loss.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
 
     Args:
         plan: a plan for the LightningModule, or the path of one.
-        **options: as for :class:`~comm_plan.runtime.Engine`; all others as for
-            Lightning's ``DDPStrategy``.
+        **options: as for :class:`~comm_plan.runtime.Engine`, where ``grad_scaler`` is
+            the trainer's unless another is given; all others as for Lightning's
+            ``DDPStrategy``.
 
     Attributes:
         engine: executes the plan; None while nothing is fitted.
@@ -52,7 +54,10 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
     def configure_ddp(self) -> None:
         """Make the module train by the plan, in place of wrapping it."""
         assert self.model is not None  # it is being set up
-        self.engine = parallelize(self.model, self._plan, **self._options)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        self.engine = parallelize(
+            self.model, self._plan, **{"grad_scaler": scaler, **self._options}
+        )
         if self._restored is not None:
             self.engine.load_state_dict(self._restored)
             self._restored = None
@@ -76,13 +81,17 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Keep the residuals for the engine that is still to be made."""
+        """Keep the residuals for the engine that is still to be made.
+
+        A test or a validation makes none: they go with :meth:`teardown`.
+        """
         checkpoint: dict[str, Any] = super().load_checkpoint(*arguments, **options)
         self._restored = checkpoint.get(KEY)
         return checkpoint
 
     def teardown(self) -> None:
-        """Close the engine."""
+        """Close the engine, and forget residuals that none has taken."""
+        self._restored = None
         if self.engine is not None:
             self.engine.close()
             self.engine = None

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +56,18 @@ def use_plan(
         DocumentError: the plan cannot be read.
     """
     engines = accelerate.use_plan(trainer.accelerator, plan, **options)
-    trainer.add_callback(_Residuals(engines.values()))
+    residuals = _Residuals(engines.values())
+    trainer.add_callback(residuals)
+    begin = trainer.train
+
+    @wraps(begin)
+    def train(
+        resume_from_checkpoint: str | bool | None = None, *others: Any, **named: Any
+    ) -> Any:
+        residuals.resume_from(resume_from_checkpoint)
+        return begin(resume_from_checkpoint, *others, **named)
+
+    trainer.train = train
     return engines
 
 
@@ -63,6 +76,14 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, engines: Iterable[Engine]) -> None:
         self._engines = engines
+        self._resumed: Path | None = None
+
+    def resume_from(self, checkpoint: str | bool | None) -> None:
+        """Note which checkpoint the trainer goes on from; True: its newest."""
+        if checkpoint is None or isinstance(checkpoint, bool):
+            self._resumed = None
+        else:
+            self._resumed = Path(checkpoint)
 
     def on_save(
         self,
@@ -86,11 +107,11 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
         """Take the residuals over if the trainer goes on from a checkpoint."""
         if state.global_step == 0:
             return
-        path = _folder(args, state) / FILE
+        path = (self._resumed or _folder(args, state)) / FILE
         if not path.exists():
             logger.warning("no %s: residuals begin empty", path)
             return
-        states = torch.load(path, weights_only=True)
+        states = torch.load(path, weights_only=True, map_location="cpu")
         for engine, saved in zip(self._engines, states, strict=True):
             engine.load_state_dict(saved)
 

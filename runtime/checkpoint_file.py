@@ -2,7 +2,8 @@
 
 ``rank-00000.pt.sha256`` is in the format of ``sha256sum --check``. A file that was torn
 or has a flipped bit does not agree with it and is refused. Files are read without
-running any code in them (``weights_only``).
+running any code in them (``weights_only``), and into main memory: the ranks that read
+may have other devices than those that wrote.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def read_all(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str | 
             expected = _checksum_of(path).read_text().split()[:1]
             if expected != [_sha256(path)]:
                 return {}, f"{path}: is damaged: its SHA-256 is not that beside it"
-            contents[path.name] = torch.load(path, weights_only=True)
+            contents[path.name] = torch.load(
+                path, weights_only=True, map_location="cpu"
+            )
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
             return {}, f"{path}: cannot be read: {one_line(str(error), LONGEST_CAUSE)}"
     return contents, None

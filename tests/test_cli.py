@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from comm_plan import __version__
+from comm_plan import __version__, cli
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
@@ -275,6 +275,48 @@ def test_debug_shows_where_it_was_raised(folder):
     assert run.returncode == 2
     assert "Traceback" in run.stderr
     assert run.stderr.splitlines()[-1].startswith("comm-plan: error: ")
+
+
+@pytest.mark.parametrize(("rank", "first"), [(0, []), (1, ["waits"])])
+def test_every_rank_says_what_input_is_bad_and_rank_0_is_first(
+    here, command, monkeypatch, rank, first
+):
+    said = []
+    monkeypatch.setattr(cli.time, "sleep", lambda seconds: said.append("waits"))
+    monkeypatch.setattr(cli.screen, "explain", lambda error: said.append(str(error)))
+    for name, number in (("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank)):
+        monkeypatch.setenv(name, str(number))
+    assert command("train", REPLAYED, "--plan", "absent.json").returncode == 2
+    assert said == [*first, "absent.json: cannot be read: no such file or directory"]
+
+
+def test_an_error_is_said_where_the_environment_contradicts_itself(
+    here, command, monkeypatch
+):
+    for name, number in (("RANK", 5), ("WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(number))
+    assert "absent.json: cannot be read" in command("show", "absent.json").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "who"), [("plan-$RANK.json", "rank 1"), ("absent.json", "rank ")]
+)
+def test_under_torchrun_bad_input_is_said_wherever_it_is_found(folder, path, who):
+    """The first path is there on rank 0 only, which is not left to wait for rank 1."""
+    (folder / "plan-0.json").write_text(json.dumps(plan(world_size=2)))
+    train = f"{sys.executable} -m comm_plan.cli train {REPLAYED} --plan {path}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [*torchrun, "--standalone", "--no-python", "sh", "-c", f"exec {train}"],
+        cwd=folder, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert run.returncode != 0
+    said = [line for line in run.stderr.splitlines() if "comm-plan: error" in line]
+    assert said
+    for line in said:
+        assert line.startswith(f"comm-plan: error: {who}")
+        assert line.endswith("json: cannot be read: no such file or directory")
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ command behaves as if torchrun or mpirun had started it.
 
 When a rank fails, the others are given time to end by themselves: they find out which
 rank it was, see :mod:`~comm_plan.transports.liveness`. Nobody waits for one that is
-stopped. No child outlives this process, on Linux not even when this process is killed.
+stopped, nor for any once a rank has refused its input, which others may refuse too. No
+child outlives this process, on Linux not even when this process is killed.
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ def _wait(children: Mapping[str, Process]) -> int:
     codes = {name: child.poll() or 0 for name, child in children.items()}
     # Ranks that failed between two looks: a killed one is not a consequence.
     name = min(codes, key=lambda name: (codes[name] >= 0, codes[name] == 0))
-    deadline_s = time.monotonic() + _GRACE_S
+    # Who refuses its input has said so; nobody has to find out who it was.
+    grace_s = 0.0 if codes[name] == InputError.exit_code else _GRACE_S
+    deadline_s = time.monotonic() + grace_s
     while time.monotonic() < deadline_s:
         running = [child for child in children.values() if not _is_stopped(child)]
         if wait_until_ended(running, _POLL_S):

@@ -24,9 +24,9 @@ _LOCAL_RANK_OPTIONAL = {"torchrun"}  # some schedulers set RANK and WORLD_SIZE o
 
 
 RANK_0_FIRST_S = 1.0
-"""How long other ranks wait with bad input, which mostly all find, under MPI.
+"""How long other ranks wait with bad input, which mostly all find.
 
-mpirun ends all ranks when the first one leaves, and rank 0 is to say what is wrong.
+Launchers end all ranks when the first one leaves, and rank 0 is to say what is wrong.
 """
 
 
@@ -38,6 +38,9 @@ class Place:
     world_size: int
     local_rank: int
     launcher: str  # "torchrun", "mpirun", "mpiexec", "srun" or "none"
+
+
+_ALONE = Place(0, 1, 0, "none")
 
 
 def place(environment: Mapping[str, str] | None = None) -> Place:
@@ -57,7 +60,15 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         needed = names[:2] if launcher in _LOCAL_RANK_OPTIONAL else names
         if all(name in environment for name in needed):
             return _parse(launcher, names, environment)
-    return Place(0, 1, 0, "none")
+    return _ALONE
+
+
+def place_in_errors() -> Place:
+    """Return :func:`place`, or one without a launcher where that is the error."""
+    try:
+        return place()
+    except InputError:
+        return _ALONE
 
 
 def _parse(

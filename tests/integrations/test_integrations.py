@@ -65,6 +65,14 @@ def test_a_dense_plan_gives_what_ddp_gives(trained):
         assert_equal(parameters(ours[rank]), parameters(theirs[0]))
 
 
+@pytest.mark.parametrize("name", ["dense", "sparse", "resumed"])
+def test_running_statistics_are_those_of_rank_0_on_every_rank(trained, name):
+    """They are, however the framework calls the model."""
+    first, *others = (rank["values"] for rank in trained[name])
+    for other in others:
+        assert_equal(other, first)
+
+
 def test_a_checkpoint_keeps_every_ranks_residual(trained):
     """Ranks agree on the parameters, and go on from what they had not sent."""
     first, resumed = trained["sparse"], trained["resumed"]

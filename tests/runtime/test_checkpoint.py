@@ -260,6 +260,18 @@ def test_reading_runs_no_code(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_what_was_on_a_device_that_is_not_here_is_read(tmp_path, monkeypatch):
+    file = tmp_path / "rank-00000.pt"
+    with monkeypatch.context() as on_a_device:
+        on_a_device.setattr(
+            torch.serialization, "location_tag", lambda storage: "cuda:3"
+        )
+        assert checkpoint_file.write(file, {"a": torch.arange(3)}) is None
+    contents, problem = checkpoint_file.read_all(tmp_path, [file.name])
+    assert problem is None
+    assert contents[file.name]["a"].equal(torch.arange(3))
+
+
 @pytest.fixture
 def small_disk(monkeypatch):
     """Let no file grow beyond 1,000 bytes; give back how to lift that."""

@@ -135,6 +135,12 @@ def test_nobody_waits_for_a_stopped_rank(monkeypatch):
     assert run_local(python(END_OF_RANK, "SIGSTOP", "3", "0"), 3) == 3
 
 
+def test_nobody_waits_where_input_was_refused(monkeypatch):
+    monkeypatch.setattr(launch, "_GRACE_S", 1000.0)
+    code = InputError.exit_code
+    assert run_local(python(END_OF_RANK, "wait", code, "wait"), 3) == code
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_no_rank_outlives_a_killed_parent():
     run_two = (

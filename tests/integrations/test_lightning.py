@@ -1,0 +1,94 @@
+"""What a strategy of Lightning hands to its engine, on one rank."""
+
+import pytest
+import torch
+
+from comm_plan.plans import TopK
+from comm_plan.tests.integrations.programs import FEATURES, net
+from comm_plan.tests.runtime.trainings import plan_for
+
+SCALE = 2.0
+INPUT = torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(1))
+
+# Those of other people's libraries.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def strategy():
+    """Return a strategy as a trainer has it before it begins to fit or to test."""
+    import lightning
+    from lightning.pytorch.accelerators import CPUAccelerator
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    from comm_plan.integrations.lightning import PlanStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return self.net(x)
+
+    module = Module()
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    made = PlanStrategy(
+        plan_for(module, 1, TopK(density=0.2), "allgather"),
+        accelerator=CPUAccelerator(),
+        cluster_environment=LightningEnvironment(),
+        precision_plugin=MixedPrecision("16-mixed", "cpu", scaler),
+    )
+    made.connect(module)
+    yield made
+    made.teardown()
+
+
+def step(strategy):
+    """Do a forward and a backward; return the residual that is left."""
+    loss = strategy.model(INPUT).square().sum()
+    strategy.precision_plugin.scaler.scale(loss).backward()
+    left = residual(strategy).clone()
+    assert left.any()
+    return left
+
+
+def residual(strategy):
+    return strategy.engine.remembered()["net.0.weight"]["residual"]
+
+
+@pytest.fixture
+def checkpoint(strategy, tmp_path):
+    """Return the path of a checkpoint with a residual, and the residual."""
+    strategy.configure_ddp()
+    left = step(strategy)
+    path = tmp_path / "last.ckpt"
+    strategy.save_checkpoint({}, path)
+    strategy.teardown()
+    return path, left
+
+
+def test_fitting_goes_on_from_the_residuals_of_its_checkpoint(strategy, checkpoint):
+    path, left = checkpoint
+    strategy.load_checkpoint(path)
+    strategy.configure_ddp()
+    assert residual(strategy).equal(left)
+
+
+def test_fitting_does_not_begin_with_the_residuals_of_a_tested_checkpoint(
+    strategy, checkpoint
+):
+    path, _ = checkpoint
+    strategy.load_checkpoint(path)  # trainer.test: no engine is made
+    strategy.teardown()
+    strategy.configure_ddp()
+    assert not residual(strategy).any()
+
+
+def test_residuals_follow_the_scale_of_the_loss(strategy):
+    strategy.configure_ddp()
+    left = step(strategy)
+    strategy.precision_plugin.scaler.update(8 * SCALE)
+    strategy.model(INPUT)
+    torch.testing.assert_close(residual(strategy), 8 * left)

@@ -1,0 +1,78 @@
+"""Whose residuals the Trainer of Transformers goes on from."""
+
+import copy
+
+import pytest
+import torch
+
+from comm_plan.plans import TopK
+from comm_plan.runtime import Engine
+from comm_plan.tests.integrations.programs import BATCH, Samples, WithLoss
+from comm_plan.tests.runtime.trainings import plan_for
+
+NAME = "net.0.weight"
+
+# Those of other people's libraries.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Return a list to which is added what an engine remembers after loading."""
+    loads = []
+    load = Engine.load_state_dict
+
+    def noting(engine, state):
+        load(engine, state)
+        loads.append(copy.deepcopy(engine.remembered())[NAME]["residual"])
+
+    monkeypatch.setattr(Engine, "load_state_dict", noting)
+    return loads
+
+
+def train(folder, *, rate, steps=2, resume=None):
+    """Train with checkpoints in ``folder``; return the residual at the end."""
+    from transformers import Trainer, TrainingArguments
+
+    from comm_plan.integrations.transformers import use_plan
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        per_device_train_batch_size=BATCH,
+        learning_rate=rate,
+        max_steps=steps,
+        save_steps=2,
+        report_to="none",
+        disable_tqdm=True,
+        optim="sgd",
+    )
+    model = WithLoss()
+    trainer = Trainer(model, arguments, train_dataset=Samples(4 * BATCH))
+    plan = plan_for(model, 1, TopK(density=0.2), "allgather")
+    engines = use_plan(trainer, plan)
+    trainer.train(resume_from_checkpoint=resume)
+    (engine,) = engines.values()
+    left = engine.remembered()[NAME]["residual"].clone()
+    engine.close()
+    return left
+
+
+@pytest.mark.parametrize("used_by_another", [False, True])
+def test_residuals_come_from_the_checkpoint_that_is_named(
+    tmp_path, loaded, used_by_another
+):
+    left = train(tmp_path / "first", rate=0.1)
+    if used_by_another:
+        assert not torch.equal(train(tmp_path / "second", rate=0.5), left)
+    named = str(tmp_path / "first" / "checkpoint-2")
+    train(tmp_path / "second", rate=0.1, steps=3, resume=named)
+    assert len(loaded) == 1
+    assert torch.equal(loaded[0], left)
+
+
+def test_without_a_name_they_come_from_the_newest_of_its_own(tmp_path, loaded):
+    left = train(tmp_path, rate=0.1)
+    train(tmp_path, rate=0.1, steps=3, resume=True)
+    assert len(loaded) == 1
+    assert torch.equal(loaded[0], left)
