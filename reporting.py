@@ -175,11 +175,11 @@ def _scaled(problem: Problem, solvers: Sequence[str]) -> Iterator[Summary]:
 
 
 def _simulated(summary: Summary, solvers: Sequence[str]) -> Iterator[Timeline]:
-    profile = summary.problem.prices.profile
+    compute = summary.problem.compute
     for name in solvers:
         yield timeline(
             name,
             summary.row(name).schedule,
-            forward_s=profile.backward_start_s,
-            update_s=profile.update_s,
+            forward_s=compute.backward_start_s,
+            update_s=compute.update_s,
         )

@@ -78,13 +78,22 @@ def best_bus_bandwidth(network: Network) -> float:
     """
     rates = [0.0]
     for name, cost in network.collectives.items():
-        bus_factor = COLLECTIVES[name].bus_factor
-        if bus_factor is not None and network.world_size > 1:
-            curve = measured(cost)
-            if name != "allreduce":
-                curve = _in_the_long_run(curve, cost)
-            rates.append(bus_factor(network.world_size) * curve.best_rate)
+        curve = measured(cost)
+        if name != "allreduce":
+            curve = _in_the_long_run(curve, cost)
+        rates.append(bus_rate(name, curve, network.world_size))
     return max(rates)
+
+
+def bus_rate(collective: str, curve: CostCurve, world_size: int) -> float:
+    """Return the best bus bandwidth of a curve at any size, in bytes/s.
+
+    0 for a collective that has none, and for one rank, which sends nothing.
+    """
+    bus_factor = COLLECTIVES[collective].bus_factor
+    if bus_factor is None or world_size == 1:
+        return 0.0
+    return bus_factor(world_size) * curve.best_rate
 
 
 def _in_the_long_run(curve: CostCurve, cost: CollectiveCost) -> CostCurve:

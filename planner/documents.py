@@ -10,8 +10,8 @@ import numpy as np
 from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
-from comm_plan.planner.collective_cost import best_bus_bandwidth
-from comm_plan.planner.prices import Prices, rows_nbytes
+from comm_plan.planner.collective_cost import best_bus_bandwidth, bus_rate
+from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
 from comm_plan.planner.uncertainty import expected_error_s
@@ -56,7 +56,7 @@ def make_problem(
     )
     tensors = profile.tensors
     problem = Problem(
-        compute=Compute.of(profile),
+        compute=Compute.of(profile, ranks),
         nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
         dtypes=tuple(_dtype(tensor) for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),
@@ -114,7 +114,7 @@ def to_plan(
                 lower_bound_s=lower_bound_s,
                 baselines=dict(baselines),
                 extrapolated_from=problem.extrapolated_from,
-                timing=_timing(profile, schedule),
+                timing=_timing(problem.compute, schedule),
                 error_s=expected_error_s(problem, solution),
             ),
             inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
@@ -144,14 +144,14 @@ def _nbytes(tensor: TensorTiming, world_size: int) -> int:
     """Return the bytes of a gradient, or whose all-reduce takes those of its rows."""
     if tensor.rows is None:
         return tensor.nbytes
-    return world_size * rows_nbytes(tensor) // 2
+    return world_size * tensor.rows_nbytes // 2
 
 
-def _timing(profile: Profile, schedule: Schedule) -> Timing:
+def _timing(compute: Compute, schedule: Schedule) -> Timing:
     rows = [schedule.ready_s, schedule.start_s, schedule.finish_s]
     rows.append(schedule.times.codec_s * schedule.slowdown)
     return Timing(
-        backward_start_s=profile.backward_start_s,
+        backward_start_s=compute.backward_start_s,
         compute_end_s=schedule.compute_end_s,
         buckets=tuple(
             BucketTiming(ready_s=ready, start_s=start, finish_s=finish, codec_s=codec)
@@ -161,11 +161,18 @@ def _timing(profile: Profile, schedule: Schedule) -> Timing:
 
 
 def dense_lower_bound_s(problem: Problem) -> float:
-    """Return the iteration time that no dense plan beats on the network's links."""
-    link = problem.settings.link_bytes_per_s
+    """Return the iteration time that no dense plan beats on the network's links.
+
+    They are as fast as the network shows, or as its all-reduce is taken to be among
+    other ranks: of the closed forms that carry it there, those of trees and recursive
+    doubling do not keep the bus bandwidth.
+    """
+    link, ranks = problem.settings.link_bytes_per_s, problem.world_size
     if link is None:
-        link = best_bus_bandwidth(problem.prices.network)
-    return lower_bound_s(problem.compute, problem.nbytes, problem.world_size, link)
+        prices = problem.prices
+        carried = bus_rate("allreduce", prices.curve("allreduce"), ranks)
+        link = max(best_bus_bandwidth(prices.network), carried)
+    return lower_bound_s(problem.compute, problem.nbytes, ranks, link)
 
 
 def _check_patterns(profile: Profile, patterns: Sequence[str]) -> None:

@@ -86,8 +86,8 @@ def blocks(problem: Problem) -> IntArray:
     """
     modules = [len(list(members)) for _, members in groupby(problem.layers)]
     stops = np.cumsum(modules)
-    begin_s = problem.prices.profile.backward_start_s
-    own_s = np.diff(problem.compute.ready_s[stops - 1], prepend=begin_s)
+    compute = problem.compute
+    own_s = np.diff(compute.ready_s[stops - 1], prepend=compute.backward_start_s)
     ends_block = own_s >= OWN_TIME * own_s.mean()
     block_of_module = np.cumsum(ends_block) - ends_block
     last = block_of_module[ends_block].max(initial=0)  # nothing with time comes after

@@ -168,13 +168,18 @@ class _Run:
         return problem.simulate(solution)
 
     @property
+    def _backward_start_s(self) -> float:
+        problem, _ = self._posed
+        return problem.compute.backward_start_s
+
+    @property
     def _backward_s(self) -> float:
-        return self._expected.compute_end_s - self.profile.backward_start_s
+        return self._expected.compute_end_s - self._backward_start_s
 
     @property
     def forward(self) -> float:
         """Forward, measured over expected."""
-        return _ratio(self.seen.timing.backward_start_s, self.profile.backward_start_s)
+        return _ratio(self.seen.timing.backward_start_s, self._backward_start_s)
 
     @property
     def computation(self) -> float:

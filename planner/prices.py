@@ -32,7 +32,6 @@ from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.curve import CostCurve, FloatArray, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
 from comm_plan.plans.compression import Dense, PowerSgd, Spec
-from comm_plan.plans.compression.rows import ROW_INDEX_NBYTES
 from comm_plan.plans.compression.spec import LENGTH_NBYTES
 from comm_plan.plans.network import Network
 from comm_plan.plans.profile import CompressionCost, Profile, TensorTiming
@@ -107,14 +106,6 @@ class DeviceCost:
             return np.asarray(mixed, dtype=np.float64)
 
         return between(self.compress), between(self.codec)
-
-
-def rows_nbytes(tensor: TensorTiming) -> int:
-    """Return the bytes that one rank sends of a sparse gradient."""
-    if not tensor.rows:
-        return 0
-    row_nbytes = tensor.nbytes // tensor.shape[0]
-    return tensor.rows * (ROW_INDEX_NBYTES + row_nbytes)
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:
@@ -241,7 +232,7 @@ class Prices:
         if tensor.rows is None:
             return math.nan
         curve, ranks = self.curve("allgather"), self.world_size
-        lengths, rows = ranks * LENGTH_NBYTES, ranks * rows_nbytes(tensor)
+        lengths, rows = ranks * LENGTH_NBYTES, ranks * tensor.rows_nbytes
         return float(curve(np.array(lengths)) + curve(np.array(rows)))
 
     def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.planner import evidence
+from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
+from comm_plan.plans.compression.rows import Rows
 
 BEYOND = 2
 """A message that is so many times as long as any measured one is worth a word."""
@@ -87,9 +89,8 @@ def _beyond_samples(problem: Problem, solution: Solution) -> Iterator[str]:
     """Yield that messages are far longer than what was measured."""
     longest: dict[str, float] = {}
     for start, stop, option in solution.buckets():
-        leg = option.legs[-1]
-        nbytes = float(leg.nbytes[stop] - leg.nbytes[start]) + leg.fixed_nbytes
-        longest[option.collective] = max(nbytes, longest.get(option.collective, 0.0))
+        collective, nbytes = _sent(problem, start, stop, option)
+        longest[collective] = max(nbytes, longest.get(collective, 0.0))
     for collective, nbytes in longest.items():
         cost = problem.prices.network.collectives.get(collective)
         most = cost.samples[-1].nbytes if cost and cost.samples else nbytes
@@ -99,3 +100,21 @@ def _beyond_samples(problem: Problem, solution: Solution) -> Iterator[str]:
                 f"{units.nbytes(nbytes)} at once: benchmark-network with a larger "
                 "--max-bytes"
             )
+
+
+def _sent(problem: Problem, start: int, stop: int, option: Option) -> tuple[str, float]:
+    """Return what carries a bucket, and the bytes of its buffer.
+
+    Args:
+        problem: what was solved.
+        start: index of the bucket's first tensor.
+        stop: index after its last.
+        option: how it travels, unless it is a sparse gradient, whose rows are gathered.
+    """
+    first = problem.prices.profile.tensors[start]
+    if first.rows is not None:
+        rows_nbytes = problem.world_size * first.rows_nbytes
+        return Rows.default_collective(), float(rows_nbytes)
+    leg = option.legs[-1]
+    nbytes = float(leg.nbytes[stop] - leg.nbytes[start]) + leg.fixed_nbytes
+    return option.collective, nbytes

@@ -49,6 +49,8 @@ class Compute:
         update_s: duration of the optimizer's step.
         handoff_s: from when a bucket is ready to when an idle channel takes it.
         contention: how computation and communication slow each other; None: not.
+        backward_start_s: when backward begins, on the same clock.
+        waiting_s: what of that the ranks wait for each other.
     """
 
     ready_s: FloatArray
@@ -56,11 +58,17 @@ class Compute:
     update_s: float
     handoff_s: float = 0.0
     contention: Contention | None = None
+    backward_start_s: float = 0.0
+    waiting_s: float = 0.0
 
     @classmethod
-    def of(cls, profile: Profile) -> Compute:
-        """Return the computation that ``profile`` measured."""
-        begin_s = profile.backward_start_s
+    def of(cls, profile: Profile, world_size: int) -> Compute:
+        """Return the computation that ``profile`` measured.
+
+        One rank waits for nobody, however many were profiled.
+        """
+        waiting_s = profile.waiting_s if world_size > 1 else 0.0
+        begin_s = waiting_s + profile.forward_s
         ready_s = begin_s + np.array([tensor.ready_s for tensor in profile.tensors])
         return cls(
             ready_s=ready_s,
@@ -68,6 +76,8 @@ class Compute:
             update_s=profile.update_s,
             handoff_s=profile.handoff_s,
             contention=profile.contention,
+            backward_start_s=begin_s,
+            waiting_s=waiting_s,
         )
 
 

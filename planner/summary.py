@@ -94,9 +94,9 @@ class Summary:
 
     @property
     def alone_s(self) -> float:
-        """An iteration of one rank, without communication and compression."""
+        """An iteration of one rank, without communication, compression and waiting."""
         compute = self.problem.compute
-        return compute.backward_end_s + compute.update_s
+        return compute.backward_end_s - compute.waiting_s + compute.update_s
 
     @cached_property
     def verdict(self) -> str:

@@ -72,7 +72,8 @@ def _iteration_s(
     }
     options = tuple(priced[id(option)] for option in solution.options)
     times = Solution(solution.stops, options).times()
-    return simulate(Compute.of(profile), solution.stops, times).iteration_s
+    compute = Compute.of(profile, problem.world_size)
+    return simulate(compute, solution.stops, times).iteration_s
 
 
 def _slow(cost: CollectiveCost) -> CollectiveCost:

@@ -47,7 +47,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     raw = content.encode() if isinstance(content, str) else content
     target = _target(path)
     try:
-        if target.exists() and not target.is_file():
+        if _is_stream(target):
             target.write_bytes(raw)
             return
         handle, temporary = _temporary_beside(target)
@@ -71,7 +71,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             read-only.
     """
     target = _target(path)
-    if target.exists() and not target.is_file():
+    if _is_stream(target):
         return
     try:
         handle, temporary = _temporary_beside(target)
@@ -96,12 +96,16 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def _target(path: str | os.PathLike[str]) -> Path:
     """Return the file that ``path`` leads to, which may not exist yet.
 
+    A device or a pipe is returned as it was called: what ``/dev/stdout`` leads to may
+    have no other name.
+
     Raises:
         OutputError: it is a folder, read-only, or links in a circle.
     """
     try:
-        target = Path(os.path.realpath(path))
-        if target.is_symlink():
+        called = Path(path)
+        target = called if _is_stream(called) else Path(os.path.realpath(path))
+        if target.is_symlink() and not target.exists():
             raise OSError("its links lead in a circle")
         if target.is_dir():
             raise OSError("it is a folder")
@@ -111,6 +115,15 @@ def _target(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from None
     return target
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether there is a device or a pipe, which nothing can take the place of.
+
+    Raises:
+        OSError: the system does not say.
+    """
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _temporary_beside(target: Path) -> tuple[int, Path]:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from comm_plan.plans.compression.rows import ROW_INDEX_NBYTES
 from comm_plan.plans.document import (
     MAX_BATCH_SIZE,
     MAX_INTEGER,
@@ -96,6 +97,13 @@ class TensorTiming(Value):
     def nbytes(self) -> int:
         """Size of the gradient in bytes, if it were dense."""
         return self.numel * DTYPE_NBYTES[self.dtype]
+
+    @property
+    def rows_nbytes(self) -> int:
+        """Bytes that one rank sends of the gradient's rows; 0 if it is dense."""
+        if not self.rows:
+            return 0
+        return self.rows * (ROW_INDEX_NBYTES + self.nbytes // self.shape[0])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -299,11 +307,13 @@ class Profile(Document):
     def by_layer(self) -> Self:
         """Return the profile with the tensors of each layer as one, ready as its last.
 
-        Neighbours of the same layer and dtype: a layer's weight and bias.
+        Neighbours of the same layer and dtype: a layer's weight and bias. A tensor
+        whose gradient is sparse stays by itself.
         """
 
-        def kind(tensor: TensorTiming) -> tuple[str, str]:
-            return tensor.layer, tensor.dtype
+        def kind(tensor: TensorTiming) -> tuple[str, str, str | None]:
+            apart = None if tensor.rows is None else tensor.name
+            return tensor.layer, tensor.dtype, apart
 
         groups = [tuple(members) for _, members in groupby(self.tensors, key=kind)]
         return self.model_copy(update={"tensors": tuple(map(_as_one, groups))})
@@ -315,7 +325,23 @@ class Profile(Document):
 
 
 def _as_one(members: tuple[TensorTiming, ...]) -> TensorTiming:
-    """Return tensors of one layer as one, called as the first."""
+    """Return tensors of one layer as one, called as the first; one alone as it is."""
+    if len(members) == 1:
+        return members[0]
+    shape = _merged_shape(members)
+    merged = {"shape": shape, "numel": math.prod(shape), "low_rank": None}
+    return members[0].model_copy(update={**merged, "ready_s": members[-1].ready_s})
+
+
+def _merged_shape(members: tuple[TensorTiming, ...]) -> tuple[int, ...]:
+    """Return the shape of tensors as one: the rows of the largest matrix, if they fit.
+
+    A convolution [64, 3, 7, 7] and its bias [64] are [64, 148]; where the elements do
+    not fill such rows, they are one row; without a matrix among them, a vector.
+    """
     numel = sum(member.numel for member in members)
-    merged = {"shape": (numel,), "numel": numel, "ready_s": members[-1].ready_s}
-    return members[0].model_copy(update={**merged, "low_rank": None})
+    matrices = [member for member in members if len(member.shape) > 1]
+    if not matrices:
+        return (numel,)
+    rows = max(matrices, key=lambda member: member.numel).shape[0]
+    return (rows, numel // rows) if numel % rows == 0 else (1, numel)

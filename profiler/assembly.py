@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, one_line
 from comm_plan.plans import DTYPE_NBYTES, Profile, Spread, TensorTiming
 from comm_plan.plans.parameters import dtype_name
 from comm_plan.plans.profile import SecondMoments
@@ -30,6 +30,9 @@ from comm_plan.runtime.second_moments.choice import common
 
 LAUNCH_BOUND = 0.95
 """The host was busy for more than this share of backward: it sets the pace."""
+
+LONGEST_LIST = 2000
+"""Characters of a list of tensors, which a document bounds; its middle is left out."""
 
 
 def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
@@ -144,7 +147,7 @@ def _findings(
     columns = zip(parameters, timings.ready_s.T, strict=True)
     unused = [name for name, column in columns if np.isnan(column).all()]
     if unused:
-        findings["unused"] = ", ".join(unused)
+        findings["unused"] = one_line(", ".join(unused), LONGEST_LIST)
     if device.type == "cuda":
         findings["bound_by"] = bound_by(timings)
     return findings

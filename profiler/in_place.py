@@ -11,10 +11,13 @@ the sum of ``compress_s`` of all tensors, is a factor on ``compress_s``; what th
 communication thread takes, over the sum of ``encode_s`` and ``decompress_s``, one on
 those. How costs grow with size stays as measured. They are seen at one density; at
 others they grow by as many seconds, not by the same factor, for however little is sent,
-the same memory is passed over. Momentum correction
-passes over states as large as the model, whatever is compressed, and spares the
-optimizer its own momentum: what iterations take longer with it is shared out by
-elements.
+the same memory is passed over. Momentum correction passes over states as large as the
+model, whatever is compressed, and spares the optimizer its own momentum: what
+iterations take longer with it is shared out by elements.
+
+Gradients that a method does not take, sparse ones and those of other dtypes, travel in
+buckets of their own. Where there are some, they travel in the iterations that it is
+compared with too, and of the thread's time only that of the method's bucket counts.
 
 Methods whose work depends on the values of gradients are left as they are: the
 thresholds they are measured with fit normal gradients, not the model's.
@@ -24,7 +27,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
@@ -39,6 +43,7 @@ from comm_plan.plans import (
 )
 from comm_plan.plans.compression import Dense, Spec, spec_class
 from comm_plan.plans.compression.rows import Rows
+from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -48,6 +53,9 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
 Costs = dict[str, tuple[CompressionCost, ...]]
+
+Plans = Mapping[tuple[str, bool], Plan]
+"""By method, and whether momentum is corrected."""
 
 Seen = tuple[float, float, float]
 """By one plan: how much later backward ends, how long the communication thread works,
@@ -84,7 +92,7 @@ def in_place(
     plans = _plans(profile, middles, can_be_corrected(optimizer))
     if not plans:
         return costs
-    own = _seen(workload, list(plans.values()), transport, progress)
+    own = _seen(workload, plans, transport, progress)
     mean = np.mean(transport.gather_objects(own), axis=0).tolist()
     by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
@@ -150,7 +158,7 @@ def _plans(
     profile: Profile,
     costs: Mapping[str, Sequence[CompressionCost]],
     corrected: bool,
-) -> dict[tuple[str, bool], Plan]:
+) -> Plans:
     """Return a plan for each method, without momentum correction and with it.
 
     Args:
@@ -205,55 +213,104 @@ def _plan(profile: Profile, spec: Spec) -> Plan:
 
 def _seen(
     workload: Measurable,
-    plans: Sequence[Plan],
+    plans: Plans,
     ranks: Transport,
     progress: PassProgress | None,
 ) -> list[Seen]:
     """Return what is seen by each plan.
 
-    Backward ends later than while an engine rests, from the start of forward, which
-    finds the caches cold too.
+    Backward ends later than while the plan's method rests, from the start of forward,
+    which finds the caches cold too.
     """
     with closing(Rendezvous(ranks, workload.model)) as rendezvous:
         trial = Trial(workload, ranks, rendezvous.meet)
-        turns = _turns(trial, workload.model, plans, ranks, progress)
+        training = _Training(trial, workload.model, ranks)
+
+        def turn(done: int) -> list[Seen]:
+            seen = training.turn(plans)
+            if progress is not None:
+                progress(done + 1, max(done + 1, TURNS[0]))
+            return seen
+
+        turns = in_turns(ranks, turn)
     return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
 
 
-def _turns(
-    trial: Trial,
-    model: nn.Module,
-    plans: Sequence[Plan],
-    ranks: Transport,
-    progress: PassProgress | None,
-) -> list[list[Seen]]:
-    """Return what is seen by each plan in each turn."""
+@dataclass(frozen=True)
+class _Training:
+    """The iterations, under one engine after the other.
 
-    def engine(plan: Plan) -> Engine:
+    Attributes:
+        trial: runs them.
+        model: what they train.
+        ranks: the ranks, which run them together.
+    """
+
+    trial: Trial
+    model: nn.Module
+    ranks: Transport
+
+    def turn(self, plans: Plans) -> list[Seen]:
+        """Return what is seen by each plan."""
+        seen = []
+        rests_s: dict[tuple[Bucket, ...], float] = {}
+        for (kind, _), plan in plans.items():
+            others = tuple(b for b in plan.buckets if b.compressor.kind != kind)
+            if others not in rests_s:
+                rests_s[others] = self._resting_s(plan, others)
+            end_s, update_s, thread_s = self._working(plan, kind)
+            seen.append((end_s - rests_s[others], thread_s, update_s))
+        return seen
+
+    def _resting_s(self, plan: Plan, others: Sequence[Bucket]) -> float:
+        """Return when backward ends while of ``plan`` only ``others`` travel."""
+        self.ranks.barrier()
+        with ExitStack() as entered:
+            if others:
+                entered.enter_context(self._engine(*_part(self.model, plan, others)))
+            else:
+                engine = entered.enter_context(self._engine(self.model, plan))
+                entered.enter_context(engine.no_sync())
+            end_s, _ = _medians([_computed(self.trial) for _ in range(BLOCK)])
+        return end_s
+
+    def _working(self, plan: Plan, kind: str) -> list[float]:
+        """Return when backward ends by ``plan``, the update, and the thread's time."""
+        self.ranks.barrier()
+        with self._engine(self.model, plan) as engine:
+            rows = [
+                (*_computed(self.trial), _thread_s(engine, kind)) for _ in range(BLOCK)
+            ]
+        return _medians(rows)
+
+    def _engine(self, model: nn.Module, plan: Plan) -> Engine:
         return Engine(
             model,
             plan,
-            LocalTransport(ranks.device),
+            LocalTransport(self.ranks.device),
             find_unused_parameters=True,
-            optimizer=trial.optimizer,
+            optimizer=self.trial.optimizer,
         )
 
-    def turn(done: int) -> list[Seen]:
-        ranks.barrier()
-        with engine(plans[0]) as resting, resting.no_sync():
-            rest_s = _medians([_computed(trial) for _ in range(BLOCK)])
-        seen = []
-        for plan in plans:
-            ranks.barrier()
-            with engine(plan) as working:
-                rows = [(*_computed(trial), _thread_s(working)) for _ in range(BLOCK)]
-            end_s, update_s, thread_s = _medians(rows)
-            seen.append((end_s - rest_s[0], thread_s, update_s))
-        if progress is not None:
-            progress(done + 1, max(done + 1, TURNS[0]))
-        return seen
 
-    return in_turns(ranks, turn)
+def _part(
+    model: nn.Module, plan: Plan, buckets: Sequence[Bucket]
+) -> tuple[nn.Module, Plan]:
+    """Return the parameters in ``buckets`` of ``plan`` as a model, and a plan for it.
+
+    They are called by their numbers.
+    """
+    parameters = trainable(model)
+    names = [name for bucket in buckets for name in bucket.tensors]
+    part = nn.ParameterList(parameters[name] for name in names)
+    number = {name: str(index) for index, name in enumerate(names)}
+    renamed = tuple(
+        bucket.model_copy(update={"tensors": tuple(number[n] for n in bucket.tensors)})
+        for bucket in buckets
+    )
+    planned = PlannedModel(name=plan.model.name, fingerprint=model_fingerprint(part))
+    changes = {"model": planned, "buckets": renamed, "momentum_correction": False}
+    return part, plan.model_copy(update=changes)
 
 
 def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
@@ -269,13 +326,14 @@ def _computed(trial: Trial) -> tuple[float, float]:
     return float(timings.forward_s[0] + backward_s), float(timings.update_s[0])
 
 
-def _thread_s(engine: Engine) -> float:
-    """Return how long the communication thread was busy in the last step."""
+def _thread_s(engine: Engine, kind: str) -> float:
+    """Return how long the last step's buckets of ``kind`` kept the thread busy."""
     assert engine.last_moments is not None
     moments = engine.last_moments.seconds()
     assert moments is not None
     _, start, finish = moments[2:].reshape(3, len(engine.buckets))
-    return float(np.sum(finish - start))
+    own = [bucket.planned.compressor.kind == kind for bucket in engine.buckets]
+    return float(np.sum((finish - start)[own]))
 
 
 def _corrected(

@@ -7,7 +7,9 @@ A CSV file with a heading, a row for each layer in the order of forward::
     fc,513000,0.0003,0.0007
 
 Backward runs from the last row to the first, and a layer's gradient is ready when its
-time is over. A layer is one tensor of float32.
+time is over. A layer is one tensor of float32. Its shape is not known, so it counts as
+one row: top-k compresses it, as it does weights, and PowerSGD, which needs a matrix,
+sends it whole.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def profile_from_layer_times(path: Path, *, batch_size: int = 1) -> Profile:
         TensorTiming(
             name=layer.name,
             layer=layer.name,
-            shape=(layer.numel,),
+            shape=(1, layer.numel),
             numel=layer.numel,
             dtype="float32",
             ready_s=seconds,

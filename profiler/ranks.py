@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from comm_plan.errors import MismatchError
+from comm_plan.errors import MismatchError, one_line
 from comm_plan.profiler.timings import SecondsArray, Timings
 
 
@@ -51,7 +51,8 @@ def order_of_ranks(ranks: Sequence[Timings]) -> dict[str, str]:
     differ = [str(rank) for rank, each in enumerate(ranks) if each.orders[0] != first]
     if not differ:
         return {"order_of_ranks": f"the same on all {len(ranks)} ranks"}
-    return {"order_of_ranks": f"rank 0's; it differs on ranks {', '.join(differ)}"}
+    named = one_line(", ".join(differ))
+    return {"order_of_ranks": f"rank 0's; it differs on ranks {named}"}
 
 
 def check_same_model(fingerprints: Sequence[str]) -> None:

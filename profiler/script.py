@@ -10,9 +10,10 @@
 
 A step ends when an optimizer has updated parameters of the model. What counts as its
 backward is the last one before that; all that comes before, such as the micro-batches
-of an accumulated gradient, counts as forward, since nothing travels meanwhile. Forward
-begins when the model is called, or, where only parts of it are, when the step before
-has ended. These are ordinary steps, which train.
+of an accumulated gradient, counts as forward, since nothing travels meanwhile: a
+gradient that only those reach is ready when backward begins. Forward begins when the
+model is called, or, where only parts of it are, when the step before has ended. These
+are ordinary steps, which train.
 
 On several ranks each runs its own steps, and all get one profile. The ranks do not meet
 in them, so what they cost each other (``waiting_s``, ``contention``) is not in it: for
@@ -269,10 +270,17 @@ class _Steps:
         if self._graph_task is not None:
             return False
         self._graph_task = graph_task
+        self._forget_what_was_dropped()
         self._watch.mark(BACKWARD)
         self._begin_s = time.perf_counter()
         self._order.clear()
         return True
+
+    def _forget_what_was_dropped(self) -> None:
+        """Forget gradients of earlier backwards that no optimizer has taken."""
+        for index, parameter in enumerate(self._parameters.values()):
+            if parameter.grad is None:
+                self._watch.forget(FIRST_TENSOR + index)
 
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         self._watch.mark(FIRST_TENSOR + place.index)

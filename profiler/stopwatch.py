@@ -22,6 +22,10 @@ class Stopwatch(ABC):
         """Say that ``moment`` is now."""
 
     @abstractmethod
+    def forget(self, moment: int) -> None:
+        """Take back that ``moment`` has been."""
+
+    @abstractmethod
     def read(self) -> list[float]:
         """Return the seconds from moment 0 to each, NaN if unmarked, and reset."""
 
@@ -36,6 +40,10 @@ class HostStopwatch(Stopwatch):
     def mark(self, moment: int) -> None:
         """Note the time."""
         self._at_s[moment] = time.perf_counter()
+
+    def forget(self, moment: int) -> None:
+        """Note nothing instead."""
+        self._at_s[moment] = math.nan
 
     def read(self) -> list[float]:
         """Return what was noted."""
@@ -56,6 +64,10 @@ class CudaStopwatch(Stopwatch):
         """Record the moment's event."""
         self._events[moment].record()
         self._marked.add(moment)
+
+    def forget(self, moment: int) -> None:
+        """Do not read its event."""
+        self._marked.discard(moment)
 
     def read(self) -> list[float]:
         """Wait for the device and return what its events say."""

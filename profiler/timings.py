@@ -72,8 +72,8 @@ class Timings:
         total_s: [iterations], all of these, and what lay between.
         host_backward_s: [iterations], how long the host was busy with backward; on
             CUDA it has then only launched it.
-        ready_s: [iterations, tensors], from the start of backward; NaN where a tensor
-            got no gradient.
+        ready_s: [iterations, tensors], from the start of backward, 0 where a gradient
+            was complete before; NaN where a tensor got none.
         orders: the tensors in the order in which their hooks ran.
     """
 
@@ -226,6 +226,6 @@ def timings_of(
         update_s=spans[:, UPDATE],
         total_s=moments[:, DONE] - moments[:, FORWARD],
         host_backward_s=host_backward_s,
-        ready_s=moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]],
+        ready_s=np.maximum(moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]], 0.0),
         orders=orders,
     )

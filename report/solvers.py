@@ -72,7 +72,7 @@ class Comparison(Protocol):
 
     @property
     def alone_s(self) -> float:
-        """An iteration of one rank, without communication and compression."""
+        """An iteration of one rank, without communication, compression and waiting."""
 
 
 class DrawnTimes(Protocol):

@@ -116,12 +116,14 @@ def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:
 
 
 def _rates(contention: Contention) -> str:
-    """Return how fast computation goes on beside what the channel does."""
-    kinds = {
-        "messages": contention.startup,
-        "bytes": contention.transfer,
-        "compression": contention.codec,
-    }
+    """Return how fast computation goes on beside what the channel does.
+
+    One rank sends nothing: of its profile only compression was measured.
+    """
+    kinds = {"compression": contention.codec}
+    if contention.world_size > 1:
+        sending = {"messages": contention.startup, "bytes": contention.transfer}
+        kinds = sending | kinds
     return "computation at " + ", ".join(
         f"{units.percent(rates.compute)} beside {what} (at "
         f"{units.percent(rates.channel)})"

@@ -1,18 +1,38 @@
-"""Documents sorted by kind and named; runs matched with plans, plans with trials."""
+"""Documents sorted by kind and named; runs matched with plans, plans with trials.
+
+A run followed the plan of its hash. The plan of a trial is the file beside the tuning
+that the trial names; other plans with the same buckets, such as the winner with another
+prediction, are plans of the same trial.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 from comm_plan.errors import InputError, MismatchError
-from comm_plan.plans import Document, Network, Plan, Profile, RunRecord, Tuning
+from comm_plan.plans import (
+    Document,
+    Network,
+    Plan,
+    Profile,
+    RunRecord,
+    Trial,
+    Tuning,
+)
 from comm_plan.report.page.given import File, Given, ShownPlan, ShownRun
 
 Kind = TypeVar("Kind", bound=Document)
 Item = TypeVar("Item")
+
+Names = Mapping[str, Sequence[str]]
+"""The files that hold a document, by its hash."""
+
+Tried = tuple[Trial, Plan]
+"""A trial, and the plan in its file."""
 
 
 def arrange(files: Iterable[File]) -> Given:
@@ -22,10 +42,11 @@ def arrange(files: Iterable[File]) -> Given:
         InputError: none, or two different ones of a kind of which a page shows one.
         MismatchError: they are not all of one model.
     """
-    by_sha: dict[str, File] = {}
+    by_sha: dict[str, list[File]] = {}
     for name, document in files:
-        by_sha.setdefault(document.sha256, (name, document))
-    found = list(by_sha.values())
+        by_sha.setdefault(document.sha256, []).append((name, document))
+    found = [equal[0] for equal in by_sha.values()]
+    names = {sha: [name for name, _ in equal] for sha, equal in by_sha.items()}
     if not found:
         raise InputError(
             "no documents: give profiles, networks, plans, run records or a tuning"
@@ -35,7 +56,7 @@ def arrange(files: Iterable[File]) -> Given:
     if profile is not None:
         _check_tensors(_all(found, Plan), profile)
     tuning = _only(found, Tuning)
-    plans = _plans(_all(found, Plan), tuning)
+    plans = _plans(_all(found, Plan), tuning, names)
     runs = _runs(_all(found, RunRecord), plans)
     return Given(
         files=tuple(found),
@@ -93,19 +114,56 @@ def _check_tensors(plans: Sequence[tuple[str, Plan]], profile: Profile) -> None:
 
 
 def _plans(
-    files: Sequence[tuple[str, Plan]], tuning: Tuning | None
+    files: Sequence[tuple[str, Plan]], tuning: Tuning | None, names: Names
 ) -> tuple[ShownPlan, ...]:
-    by_file = {PurePath(t.plan).name: t for t in (tuning.trials if tuning else ())}
-    trials = [by_file.get(PurePath(name).name) for name, _ in files]
-    wanted = [
-        trial.name if trial else plan.solver
-        for trial, (_, plan) in zip(trials, files, strict=True)
-    ]
-    names = _distinct(wanted, [name for name, _ in files])
     plans = [plan for _, plan in files]
-    shown = map(ShownPlan, names, plans, trials)
+    tried = [] if tuning is None else _tried(tuning, plans, names)
+    found = [_trial_of(plan, tried) for plan in plans]
+    wanted = list(map(_wanted, plans, found))
+    distinct = _distinct(wanted, [name for name, _ in files])
+    trials = [of and of[0] for of in found]
+    shown = map(ShownPlan, distinct, plans, trials)
     order = list(tuning.trials) if tuning else []
     return tuple(sorted(shown, key=lambda each: _place(each.trial, order)))
+
+
+def _tried(tuning: Tuning, plans: Sequence[Plan], names: Names) -> list[Tried]:
+    """Return the trials whose files are there, with the plans in them."""
+    folders = [PurePath(name).parent for name in names[tuning.sha256]]
+    by_file = {
+        _location(PurePath(name)): plan for plan in plans for name in names[plan.sha256]
+    }
+    return [
+        (trial, by_file[location])
+        for trial in tuning.trials
+        for location in (_location(folder / trial.plan) for folder in folders)
+        if location in by_file
+    ]
+
+
+def _location(file: PurePath) -> str:
+    """Return where ``file`` is, however it is named."""
+    return os.path.normpath(Path(file).absolute())
+
+
+def _trial_of(plan: Plan, tried: Sequence[Tried]) -> Tried | None:
+    """Return the trial of ``plan``, its own first; None: it was not tried."""
+    own = [each for each in tried if each[1] is plan]
+    alike = [each for each in tried if _do_the_same(plan, each[1])]
+    return next(iter((*own, *alike)), None)
+
+
+def _wanted(plan: Plan, tried: Tried | None) -> str:
+    """Return the name of the trial, or of the solver where that is another one."""
+    if tried is not None and tried[1].solver == plan.solver:
+        return tried[0].name
+    return plan.solver
+
+
+def _do_the_same(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans are executed alike, whatever is predicted of them."""
+    executed = ("buckets", "momentum_correction", "world_size", "backend")
+    return all(getattr(plan, name) == getattr(other, name) for name in executed)
 
 
 def _runs(
@@ -134,9 +192,16 @@ def _last_plan(record: RunRecord) -> str:
 
 
 def _distinct(wanted: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Return the names that are wanted; where two are the same, with their files'."""
-    counts = Counter(wanted)
-    return [
-        name if counts[name] == 1 else f"{name} ({PurePath(file).stem})"
-        for name, file in zip(wanted, files, strict=True)
-    ]
+    """Return the names that are wanted; where two are the same, with their files'.
+
+    And with as many of the files' folders as it takes to tell them apart.
+    """
+    paths = [PurePath(file).with_suffix("").parts for file in files]
+    names = list(wanted)
+    for parts in range(1, max(map(len, paths), default=0) + 1):
+        counts = Counter(names)
+        names = [
+            name if counts[name] == 1 else f"{want} ({'/'.join(path[-parts:])})"
+            for name, want, path in zip(names, wanted, paths, strict=True)
+        ]
+    return names

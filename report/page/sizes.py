@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comm_plan import units
 from comm_plan.plans import Bucket, Plan, Profile, RunRecord, TensorTiming
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.report.plan import compressor_text
 
 
@@ -44,6 +45,9 @@ def plan_sizes(plan: Plan, profile: Profile | None) -> tuple[BucketSize, ...]:
 def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:
     held = [tensors[name] for name in bucket.tensors]
     dense = sum(tensor.nbytes for tensor in held)
+    rows = [tensor.rows_nbytes for tensor in held if tensor.rows is not None]
+    if rows and isinstance(bucket.compressor, Rows):
+        return BucketSize(dense, sum(rows))
     if bucket.compressor.lossless:
         return BucketSize(dense, dense)
     shapes = [tensor.shape for tensor in held]

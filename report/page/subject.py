@@ -69,7 +69,9 @@ def _winner(given: Given) -> Subject | None:
         return None
     winner, baseline = tuning.trial(tuning.winner), tuning.trials[0]
     measured = None not in (winner.measured_s, baseline.measured_s)
-    plan = next((p for p in given.plans if p.trial is winner), None)
+    plans = [shown for shown in given.plans if shown.trial is winner]
+    runs = [run for run in given.runs if run.plan and run.plan.trial is winner]
+    plan = runs[0].plan if runs else next(iter(plans), None)
     return Subject(
         winner.name,
         winner.predicted_s,
@@ -78,7 +80,7 @@ def _winner(given: Given) -> Subject | None:
         baseline.measured_s if measured else baseline.predicted_s,
         measured,
         plan,
-        next((run for run in given.runs if plan and run.plan is plan), None),
+        next(iter(runs), None),
     )
 
 

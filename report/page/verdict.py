@@ -117,7 +117,7 @@ def _alone(given: Given) -> str:
     """Return what little there is to say of documents that predict nothing."""
     if given.profile is not None:
         profile = given.profile
-        compute_s = profile.backward_start_s + profile.backward_s + profile.update_s
+        compute_s = profile.forward_s + profile.backward_s + profile.update_s
         return (
             f"{profile.model.name} computes {units.seconds(compute_s)} an iteration "
             f"for {units.nbytes(profile.nbytes)} of gradients; give a network document "

@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
+from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.planner.collective_cost import best_bus_bandwidth, collective_curve
 from comm_plan.plans import CollectiveCost, Fit, Segment
+from comm_plan.tests.support import documents
 from comm_plan.tests.support.planning import planned
 
 ALPHA_S, BETA = 45.26e-6, 8e-10
@@ -116,6 +120,26 @@ def test_no_dense_plan_is_predicted_below_the_bound_even_with_bursts(build):
     for solver in ("wfbp", "single", "threshold", "optimal"):
         predicted = planned(profile, network, solver).predicted
         assert predicted.iteration_s >= predicted.lower_bound_s
+
+
+@pytest.mark.parametrize("algorithm", COLLECTIVES["allreduce"].algorithms)
+@pytest.mark.parametrize("measured", ["allreduce", "point_to_point"])
+@given(
+    there=st.integers(2, 64),
+    here=st.integers(1, 64),
+    alpha_s=st.floats(0, 1e-3),
+    switch_nbytes=st.integers(1, 10**6),
+)
+def test_no_dense_plan_beats_the_bound_however_costs_are_carried(
+    algorithm, measured, there, here, alpha_s, switch_nbytes
+):
+    cost = documents.fit((0, alpha_s, 1e-8), (switch_nbytes, 2 * alpha_s, 1e-9))
+    network = documents.network(there)
+    network = network.model_copy(update={"collectives": {measured: cost}})
+    profile = documents.profile([1e-4] * 5, [50_000, 10, 900_000, 3, 70_000])
+    settings = Settings(world_size=here, algorithm=algorithm)
+    summary = summarise(make_problem(profile, network, settings))
+    assert summary.rows[0].iteration_s >= summary.lower_bound_s * (1 - 1e-9)
 
 
 def test_a_plan_for_another_world_size_says_that_it_extrapolates(build):

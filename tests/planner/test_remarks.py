@@ -61,6 +61,19 @@ def test_messages_far_longer_than_any_that_was_measured_are_named(numel, expecte
     assert ("measured up to 100 kB, the plan sends 400 kB" in text) == expected
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(100, False), (500, True)])
+def test_of_an_embedding_the_rows_of_all_ranks_are_sent(rows, expected):
+    table = documents.tensor("table", (100_000, 98)).model_copy(update={"rows": rows})
+    cost = documents.fit((0, 1e-3, 1e-8)).model_copy(update={"samples": SAMPLES})
+    network = documents.network(4, allreduce=cost, allgather=cost)
+    problem = make_problem(documents.profile_of([table]), network)
+    summary = summarise(problem, ["single"])
+    text = " | ".join(summary.remarks(summary.plan("single")))
+    assert "allreduce was measured" not in text
+    said = "allgather was measured up to 100 kB, the plan sends 800 kB at once"
+    assert (said in text) == expected
+
+
 def test_how_far_the_measurements_scatter_is_told():
     spread = Spread(p05_s=0.9, p95_s=1.1)
     text = said(forward_spread=spread, backward_spread=spread)

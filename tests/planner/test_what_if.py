@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from comm_plan.errors import InputError
-from comm_plan.planner import Settings
+from comm_plan.planner import Settings, make_problem, solve, summarise
 from comm_plan.planner.what_if import what_if
 from comm_plan.plans.compression import METHODS
 from comm_plan.report.solvers import speedup_table
@@ -84,6 +84,72 @@ def test_layers_hold_all_elements_and_are_ready_as_their_last_tensor(build):
         ("b", 5, 2.0),
         ("a", 4, 3.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "merged"),
+    [
+        ([(64, 3, 7, 7), (64,)], (64, 148)),
+        ([(10,), (10, 20)], (10, 21)),
+        ([(2, 3), (8, 4), (4,)], (1, 42)),  # 42 elements fill no rows of 8
+        ([(6,), ()], (7,)),
+        ([(64, 3, 7, 7)], (64, 3, 7, 7)),
+    ],
+)
+def test_a_layer_has_the_rows_of_its_largest_matrix(build, shapes, merged):
+    tensors = [
+        build.tensor(f"a.{number}", shape) for number, shape in enumerate(shapes)
+    ]
+    (layer,) = build.profile_of(tensors).by_layer().tensors
+    assert layer.shape == merged
+
+
+def test_a_sparse_gradient_is_no_part_of_its_layer(build):
+    table = build.tensor("a.table", (100, 8)).model_copy(update={"rows": 5})
+    tensors = [build.tensor("a.bias", (8,)), table, build.tensor("a.scale", (8,))]
+    layers = build.profile_of(tensors).by_layer().tensors
+    assert [layer.name for layer in layers] == ["a.bias", "a.table", "a.scale"]
+    assert layers[1] == table
+    assert layers[1].rows_nbytes == 5 * (8 + 4 * 8)
+
+
+def test_layers_are_compressed_as_their_weights_are(build, network):
+    tensors = [build.tensor("a.weight", (64, 300)), build.tensor("a.bias", (64,))]
+    costs = build.compression(topk=(0.0, 0.0), powersgd=(0.0, 0.0))
+    profile = build.profile_of(tensors, compression=costs).by_layer()
+
+    def forced(method, **options):
+        settings = Settings(compressor=method, options=options)
+        summary = summarise(make_problem(profile, network, settings), ["single"])
+        return summary.row("single").solution.options[0]
+
+    assert forced("topk", density=0.01).compressor.densities(1) == (0.01,)
+    assert forced("powersgd", rank=1).legs[-1].nbytes[-1] == 4 * (64 + 301) / 2
+
+
+def test_waiting_is_no_computation_of_one_rank(profile, network):
+    waiting = profile.model_copy(update={"waiting_s": 2e-3})
+
+    def alone_s(of, ranks):
+        (summary,) = what_if(of, network, [ranks], ["wfbp"], Settings()).summaries
+        return summary.alone_s
+
+    assert alone_s(waiting, 8) == pytest.approx(alone_s(profile, 8))
+    assert alone_s(waiting, 1) == pytest.approx(alone_s(profile, 1))
+
+
+@pytest.mark.parametrize(("ranks", "waits"), [(1, 0.0), (2, 1.0), (8, 1.0)])
+def test_one_rank_waits_for_nobody(profile, network, ranks, waits):
+    waiting = profile.model_copy(update={"waiting_s": 2e-3})
+    settings = Settings(world_size=ranks)
+
+    def solved(of):
+        return solve(make_problem(of, network, settings), "single").predicted
+
+    longer_s = solved(waiting).iteration_s - solved(profile).iteration_s
+    assert longer_s == pytest.approx(waits * 2e-3)
+    begins_s = solved(waiting).timing.backward_start_s
+    assert begins_s == pytest.approx(profile.forward_s + waits * 2e-3)
 
 
 def test_a_profile_lasts_as_long_as_is_asked(profile):

@@ -79,6 +79,17 @@ def test_a_device_is_written_to():
     assert not stat.S_ISREG(os.stat(os.devnull).st_mode)  # noqa: PTH116
 
 
+def test_a_pipe_without_a_name_of_its_own_is_written_to():
+    """Such as ``/dev/stdout`` before ``|``, and ``>(command)`` of a shell."""
+    reading, writing = os.pipe()
+    called = f"/dev/fd/{writing}"
+    check_writable(called)
+    write_atomically(called, "new")
+    os.close(writing)
+    with open(reading) as pipe:  # noqa: PTH123
+        assert pipe.read() == "new"
+
+
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "absent/plan.json"])
 def test_paths_that_cannot_be_are_refused(tmp_path, path):
     for write in (check_writable, lambda path: write_atomically(path, "x")):

@@ -1,5 +1,7 @@
 """Costs in place: their sum over the model is what the training showed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler import compression_costs, measure
 from comm_plan.profiler import in_place as module
 from comm_plan.profiler.in_place import in_place
+from comm_plan.runtime.engine import Engine
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 from comm_plan.workloads.user import from_parts
@@ -77,10 +80,12 @@ def test_what_momentum_takes_longer_is_shared_out_by_elements(digits, monkeypatc
     later_s, spared_s = 0.75, 0.25
 
     def seen(workload, plans, ranks, progress):
-        corrected = [plan.momentum_correction for plan in plans]
         return [
-            (DELAY_S + later_s * c, THREAD_S, 2.0 - spared_s * c) for c in corrected
-        ]
+            (DELAY_S + later_s * plan.momentum_correction,
+             THREAD_S,
+             2.0 - spared_s * plan.momentum_correction)
+            for plan in plans.values()
+        ]  # fmt: skip
 
     monkeypatch.setattr(module, "_seen", seen)
     costs = in_place(workload, profile, LocalTransport())
@@ -96,7 +101,7 @@ def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     given = []
 
     def seen(workload, plans, ranks, progress):
-        given.extend(plans)
+        given.extend(plans.values())
         return [(0.0, 0.0, 0.0) for _ in plans]
 
     monkeypatch.setattr(module, "_seen", seen)
@@ -129,17 +134,96 @@ def test_the_model_is_left_without_an_engine(digits):
     assert not any(p._post_accumulate_grad_hooks for p in workload.model.parameters())
 
 
-@pytest.mark.parametrize("dense_too", [False, True])
-def test_sparse_gradients_are_left_as_they_are(dense_too):
-    parts = [nn.EmbeddingBag(50, 4, sparse=True), *[nn.Linear(4, 3)] * dense_too]
-    model = nn.Sequential(*parts)
+def bag(*parts):
+    """Return a training of an embedding with sparse gradients, then ``parts``."""
+    model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), *parts)
     batch = torch.arange(32).reshape(8, 4)
-    training = from_parts(
+    return from_parts(
         "bag",
         (model, [(batch, torch.zeros(8))] * 4, lambda out, _: out.square().mean()),
     )
+
+
+@pytest.mark.parametrize("dense_too", [False, True])
+def test_sparse_gradients_are_left_as_they_are(dense_too):
+    training = bag(*[nn.Linear(4, 3)] * dense_too)
     profile = measure(training, iterations=20)
     assert profile.tensors[-1].rows
     alone = with_costs(profile, ["fp16"])
     costs = in_place(training, alone, LocalTransport())["fp16"]
     assert (costs == alone.compression["fp16"]) == (not dense_too)
+
+
+WORK_S = {"rows": 100.0, "dense": 10.0, "topk": 1.0}
+"""What a bucket of each kind is said to take, of backward and of the thread."""
+
+
+class Observed(Engine):
+    """An engine whose buckets take :data:`WORK_S`.
+
+    Attributes:
+        latest: the last one that was made.
+    """
+
+    latest: Engine
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        Observed.latest = self
+
+    def work_s(self):
+        """Return what its buckets take; nothing while it rests."""
+        kinds = [bucket.compressor.kind for bucket in self.plan.buckets]
+        return [WORK_S[kind] * self._is_listening() for kind in kinds]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Time the buckets of every engine by :data:`WORK_S`; return each iteration's."""
+    iterations = []
+
+    def computed(trial):
+        trial.run(1, 0)
+        engine = Observed.latest
+        iterations.append(sum(engine.work_s()))
+        marks = np.zeros((3, len(engine.buckets)))
+        marks[2] = engine.work_s()
+        told = np.concatenate([[0.0, 0.0], marks.ravel()])
+        engine.last_moments = SimpleNamespace(seconds=lambda: told)
+        return sum(engine.work_s()), 0.0
+
+    monkeypatch.setattr(module, "Engine", Observed)
+    monkeypatch.setattr(module, "_computed", computed)
+    return iterations
+
+
+def seen(training, profile):
+    """Return what is seen by a plan of each kind that ``profile`` has costs of."""
+    costs = profile.compression
+    middles = {kind: module._middle(costs[kind]) for kind in costs}
+    plans = module._plans(profile, middles, corrected=False)
+    return module._seen(training, plans, LocalTransport(), None)
+
+
+def test_of_several_buckets_only_the_methods_own_counts(watched):
+    """Neither the rows of an embedding, nor another dtype's bucket."""
+    other = nn.Linear(4, 3)
+    both = nn.Linear(4, 4)
+    both.register_parameter("wide", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    both.register_forward_hook(lambda layer, _, out: out * layer.wide.sum().float())
+    training = bag(both, other)
+    profile = with_costs(measure(training, iterations=20), ["dense", "topk"])
+    assert seen(training, profile) == [
+        (2 * WORK_S["dense"], 2 * WORK_S["dense"], 0.0),
+        (WORK_S["topk"], WORK_S["topk"], 0.0),
+    ]
+
+
+def test_a_model_without_other_buckets_rests_once_a_turn(digits, watched):
+    assert seen(*digits) == [
+        (WORK_S["dense"], WORK_S["dense"], 0.0),
+        (WORK_S["topk"], WORK_S["topk"], 0.0),
+    ]
+    blocks = watched[:: module.BLOCK]
+    turn = [0.0, WORK_S["dense"], WORK_S["topk"]]
+    assert blocks == turn * (len(blocks) // len(turn))

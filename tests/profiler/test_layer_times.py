@@ -3,6 +3,7 @@
 import pytest
 
 from comm_plan.errors import InputError
+from comm_plan.plans.compression import TopK, matrix_of
 from comm_plan.profiler import profile_from_layer_times
 
 HEAD = "layer,numel,forward_s,backward_s\n"
@@ -25,6 +26,13 @@ def test_backward_runs_from_the_last_row_to_the_first(table):
     assert ready == [("fc", 30, 0.25), ("conv", 10, 2.25)]
     assert (profile.forward_s, profile.backward_s) == (1.5, 2.25)
     assert (profile.model.name, profile.model.parameters) == ("net", 40)
+
+
+def test_layers_are_weights_to_topk_and_no_matrices_to_powersgd(table):
+    """Their shapes are not known."""
+    (layer,) = profile_from_layer_times(table(HEAD + "fc, 3000, 0, 1\n")).tensors
+    assert TopK(density=0.01).fitted([layer.shape]) == TopK(density=0.01)
+    assert matrix_of(layer.shape, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,24 @@ def test_a_tensor_without_a_gradient_comes_last_and_is_named():
     assert profile.environment["unused"] == "1.spare"
 
 
+def test_what_is_said_of_many_tensors_and_ranks_fits_into_a_document():
+    model = chain()
+    for number in range(500):
+        spare = nn.Parameter(torch.ones(1))
+        model[1].register_parameter(f"spare_of_a_long_name_{number:04}", spare)
+    profile = measure(Toy(model), iterations=20)
+    named = profile.environment["unused"]
+    assert named.startswith("1.spare_of_a_long_name_0000, ")
+    assert named.endswith(", 1.spare_of_a_long_name_0499")
+    first = timings([(0, 1)], [[1.0, 2.0]])
+    others = [timings([(1, 0)], [[2.0, 1.0]])] * 5000
+    text = order_of_ranks([first, *others])["order_of_ranks"]
+    assert text.startswith("rank 0's; it differs on ranks 1, 2, ")
+    assert text.endswith(", 4999, 5000")
+    said = profile.model_copy(update={"environment": {"order_of_ranks": text}})
+    assert Profile.from_json(said.to_json()) == said
+
+
 def test_frozen_tensors_are_left_out_and_tied_ones_appear_once():
     model = chain()
     model[0].weight.requires_grad_(False)

@@ -90,6 +90,49 @@ def test_only_the_last_backward_of_an_accumulated_step_is_backward():
     assert profile.batch_size == 12
 
 
+class TwoHeads(nn.Module):
+    """A body, and two heads with a loss each."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.first(x).sum(), self.second(x).sum()
+
+
+def test_of_two_backwards_the_first_ones_gradients_are_there_when_the_last_begins():
+    model = TwoHeads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with comm_plan.profile(model, compressors=()) as watched:
+        for _ in range(20):
+            optimizer.zero_grad()
+            first, second = model(torch.ones(6, 4))
+            first.backward(retain_graph=True)
+            second.backward()
+            optimizer.step()
+    ready_s = {tensor.name: tensor.ready_s for tensor in watched.profile.tensors}
+    assert ready_s["first.weight"] == ready_s["first.bias"] == 0
+    assert 0 < ready_s["second.weight"] <= ready_s["body.weight"]
+    assert "unused" not in watched.profile.environment
+
+
+def test_a_gradient_that_was_thrown_away_is_none_of_the_step():
+    model = TwoHeads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with comm_plan.profile(model, compressors=()) as watched:
+        for _ in range(20):
+            first, _ = model(torch.ones(6, 4))
+            first.backward()
+            optimizer.zero_grad()  # such as a loss that was inf
+            _, second = model(torch.ones(6, 4))
+            second.backward()
+            optimizer.step()
+    assert watched.profile.environment["unused"] == "first.weight, first.bias"
+    assert watched.profile.tensors[-1].ready_s == watched.profile.backward_s
+
+
 def test_compressors_are_costed():
     model = Slow()
     with comm_plan.profile(model, compressors=("fp16",)) as watched:

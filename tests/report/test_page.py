@@ -8,9 +8,11 @@ import pytest
 from comm_plan import units
 from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.plans import Bucket, EmulatedLink, Replan, TopK
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.given import Forecast
+from comm_plan.report.page.sizes import plan_sizes
 from comm_plan.tests.support import documents as build
 from comm_plan.tests.support.page import Page
 
@@ -165,6 +167,17 @@ def test_a_plan_alone_is_weighed_by_its_compressors():
     message = PLAN.buckets[0].compressor.message_nbytes([250_000], "allgather")
     values = page("profile", "plan").values()
     assert {1_000_000, message} <= set(values)
+
+
+def test_an_embedding_is_weighed_by_the_rows_of_a_batch():
+    table = build.tensor("table", (100_000, 98)).model_copy(update={"rows": 500})
+    profile = build.profile_of([table])
+    plan = build.plan(
+        profile,
+        Bucket(tensors=("table",), compressor=Rows(), collective="allgather"),
+    )
+    (size,) = plan_sizes(plan, profile)
+    assert (size.dense, size.message) == (39_200_000, 500 * (8 + 4 * 98))
 
 
 def test_a_layer_shows_what_is_sent_of_it():

@@ -1,16 +1,21 @@
 """The verdict and the key figures at the top of the page."""
 
+from pathlib import Path
+
 import pytest
 
 from comm_plan.errors import InputError, MismatchError
+from comm_plan.plans import Bucket
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
+from comm_plan.report.page.subject import find_subject
 from comm_plan.report.page.verdict import remarks, verdict
 from comm_plan.tests.support import documents as build
 
 PROFILE = build.profile([0.01, 0.02], [250_000, 1_000])
 OPTIMAL = build.plan(PROFILE, iteration_s=0.04, baselines={"threshold": 0.05})
 THRESHOLD = build.plan(PROFILE, solver="threshold", iteration_s=0.05)
+BUCKETS = [Bucket(tensors=(tensor.name,)) for tensor in PROFILE.tensors]
 
 
 def given(*documents):
@@ -124,6 +129,107 @@ def test_plans_take_the_names_and_the_order_of_trials():
     ]
     found = given(OPTIMAL, THRESHOLD, build.tuning(PROFILE, *trials))
     assert [shown.name for shown in found.plans] == ["a", "b"]
+
+
+def tuned():
+    """Return trials ``threshold`` and ``auto``, whose plans are beside the tuning."""
+    return build.tuning(
+        PROFILE,
+        build.trial("threshold", 0.05, 0.051),
+        build.trial("auto", 0.02, 0.03, plan="plan-auto.json"),
+    )
+
+
+AUTO = build.plan(PROFILE, *BUCKETS, solver="auto", iteration_s=0.02)
+AGAIN = build.plan(PROFILE, *BUCKETS, solver="auto", iteration_s=0.025)
+
+
+def trials_of(found):
+    return {shown.name: shown.trial and shown.trial.name for shown in found.plans}
+
+
+def test_a_trials_plan_is_the_one_beside_the_tuning():
+    found = arrange(
+        [
+            ("solved/plan-auto.json", OPTIMAL),
+            ("tuned/plan-auto.json", AUTO),
+            ("tuned/tuning.json", tuned()),
+        ]
+    )
+    assert trials_of(found) == {"auto": "auto", "optimal": None}
+
+
+@pytest.mark.parametrize(
+    "folder", ["tuned", "./tuned", "other/../tuned", "{cwd}/tuned"]
+)
+def test_a_file_is_the_same_however_it_is_named(folder):
+    named = folder.format(cwd=Path.cwd())
+    found = arrange([("tuned/plan-auto.json", AUTO), (f"{named}/tuning.json", tuned())])
+    assert trials_of(found) == {"auto": "auto"}
+
+
+def test_equal_documents_go_by_the_names_of_all_their_files():
+    found = arrange(
+        [
+            ("demo/plan.json", AUTO),
+            ("demo/tuning.json", tuned()),
+            ("tuned/plan-auto.json", AUTO),
+            ("tuned/tuning.json", tuned()),
+        ]
+    )
+    assert trials_of(found) == {"auto": "auto"}
+
+
+def test_the_winner_with_another_prediction_is_the_trials_plan_too():
+    """``tune`` writes it as plan.json, by which people train."""
+    found = arrange(
+        [
+            ("tuned/plan-auto.json", AUTO),
+            ("tuned/plan.json", AGAIN),
+            ("tuned/tuning.json", tuned()),
+            ("run.json", build.run(AGAIN, [0.03] * 3, sent=[(1, 2.0)] * 2)),
+        ]
+    )
+    assert trials_of(found) == {"auto (plan-auto)": "auto", "auto (plan)": "auto"}
+    subject = find_subject(found)
+    assert subject.run is found.runs[0]
+    assert subject.plan.plan is AGAIN
+
+
+def test_a_plan_that_another_solver_made_alike_keeps_its_name():
+    lags = build.plan(PROFILE, *BUCKETS, solver="lags")
+    found = arrange(
+        [
+            ("plan-auto.json", AUTO),
+            ("plan-lags.json", lags),
+            ("tuning.json", tuned()),
+        ]
+    )
+    assert trials_of(found) == {"auto": "auto", "lags": "auto"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"world_size": 8}, {"backend": "mpi"}, {"momentum_correction": True}]
+)
+def test_a_plan_that_runs_otherwise_was_not_tried(change):
+    other = AUTO.model_copy(update=change)
+    found = arrange(
+        [("plan-auto.json", AUTO), ("plan.json", other), ("tuning.json", tuned())]
+    )
+    assert trials_of(found)["auto (plan)"] is None
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders():
+    third = build.plan(PROFILE, iteration_s=0.03)
+    found = arrange(
+        [
+            ("a/x/plan.json", OPTIMAL),
+            ("b/x/plan.json", build.plan(PROFILE, iteration_s=0.02)),
+            ("x/other.json", third),
+        ]
+    )
+    names = ["optimal (a/x/plan)", "optimal (b/x/plan)", "optimal (other)"]
+    assert [shown.name for shown in found.plans] == names
 
 
 def test_a_second_network_is_refused():

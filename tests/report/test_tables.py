@@ -3,11 +3,13 @@ import pytest
 from comm_plan.plans import (
     Bucket,
     BucketTraffic,
+    Contention,
     Evaluation,
     IterationTimes,
     Plan,
     PlannedModel,
     Predicted,
+    Rates,
     RunRecord,
     TopK,
     Traffic,
@@ -123,6 +125,24 @@ def test_a_profile_says_what_second_moments_take(moments, told):
     assert "second moments" not in dict(profile_rows(profile))
     profile = profile.model_copy(update={"second_moments": moments})
     assert dict(profile_rows(profile))["second moments"] == told
+
+
+@pytest.mark.parametrize(
+    ("world_size", "told"),
+    [
+        (1, "computation at 80.0 % beside compression (at 90.0 %)"),
+        (
+            2,
+            "computation at 100 % beside messages (at 100 %), 100 % beside bytes (at "
+            "100 %), 80.0 % beside compression (at 90.0 %)",
+        ),
+    ],
+)
+def test_of_one_rank_only_what_was_measured_is_shown(world_size, told):
+    """It sends nothing."""
+    beside = Contention(world_size=world_size, codec=Rates(compute=0.8, channel=0.9))
+    profile = documents.profile([1e-3], [10]).model_copy(update={"contention": beside})
+    assert dict(profile_rows(profile))["beside communication"] == told
 
 
 def test_run_without_a_prediction_claims_none():

@@ -1,0 +1,17 @@
+"""Claims about LAGS's Table 2 by the schedule model."""
+
+import pytest
+
+from comm_plan.planner import find_solver
+from comm_plan.plans import TopK
+from comm_plan.reproduction.lags import MODELS, predicted, printed, problem
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("solver", ["wfbp", "single", "threshold", "mg-wfbp"])
+def test_no_other_merging_of_every_layers_top_thousandth_is_faster(name, solver):
+    dense = problem(name)
+    spec = TopK(density=1 / printed()["compression_ratio"])
+    sparse = dense.sent_by(dense.prices.option(spec))
+    other = sparse.simulate(find_solver(solver)(sparse))
+    assert predicted(name)["lags"] <= other.iteration_s * (1 + 1e-12)
