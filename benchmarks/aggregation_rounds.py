@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from comm_plan.collectives.costs import rounds
-from comm_plan.collectives.gtopk import SparseCodec
+from comm_plan.collectives.gtopk import as_sparse
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.collectives.top_of_sum import merger
 from comm_plan.commbench.sweep import geometric_sizes, measure
@@ -76,8 +76,7 @@ def _filled(
 
 def merging_s(numel: int, density: float, transport: Transport) -> float:
     """Return what sorting and merging take in a gTop-k tree, on all ranks at once."""
-    codec = _filled(TopK(density=density), "gtopk", numel, transport)
-    assert isinstance(codec, SparseCodec)
+    codec = as_sparse(_filled(TopK(density=density), "gtopk", numel, transport))
     merge = merger(codec.counts, transport.device)
     values, indices = codec.encode()
     others = values, (indices + 1) % numel

@@ -22,7 +22,7 @@ Differences from the paper
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast
 
 from comm_plan.collectives import costs
 from comm_plan.collectives.collective import Collective
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 ENTRY_NBYTES = 8  # a float32 and an int32
 
 
-@runtime_checkable
 class SparseCodec(Codec, Protocol):
     """A compressor whose message is (values float32 [K], indices int32 [K]).
 
@@ -72,12 +71,11 @@ def aggregate(transport: Transport, codec: Codec) -> int:
     """
     from comm_plan.collectives.top_of_sum import merger
 
-    if not isinstance(codec, SparseCodec):
-        raise TypeError(f"gTop-k needs counts and put_back of {type(codec).__name__}")
-    codec.agree(transport)
-    message = codec.encode()
+    sparse = as_sparse(codec)
+    sparse.agree(transport)
+    message = sparse.encode()
     *flags, values, indices = message
-    merge = merger(codec.counts, transport.device)
+    merge = merger(sparse.counts, transport.device)
     total = merge.prepare((values, indices))
     for pairs in rounds(transport.world_size):
         for receiver, sender in pairs:
@@ -91,12 +89,23 @@ def aggregate(transport: Transport, codec: Codec) -> int:
                 ]
                 total, dropped = merge(total, entries)
                 for slot, (values, indices) in enumerate(dropped):
-                    codec.put_back(slot, values, indices)
+                    sparse.put_back(slot, values, indices)
     buffer = pack((*flags, *total))
     transport.broadcast(buffer)
     flags, total = split(buffer, flags)
-    codec.decode([(*flags, *total)])
+    sparse.decode([(*flags, *total)])
     return message_nbytes(message)
+
+
+def as_sparse(codec: Codec) -> SparseCodec:
+    """Return ``codec``, which may hand on what another one has.
+
+    Raises:
+        TypeError: it cannot take back what is not sent on.
+    """
+    if not (hasattr(codec, "counts") and hasattr(codec, "put_back")):
+        raise TypeError(f"{type(codec).__name__} has no counts and put_back")
+    return cast(SparseCodec, codec)
 
 
 def rounds(world_size: int) -> list[list[tuple[int, int]]]:

@@ -27,6 +27,7 @@ from comm_plan.collectives.gtopk import (
     ENTRY_NBYTES,
     GTopK,
     SparseCodec,
+    as_sparse,
     split,
 )
 from comm_plan.collectives.message import Codec, message_nbytes, pack
@@ -52,19 +53,18 @@ def aggregate(transport: Transport, codec: Codec) -> int:
         TypeError: the codec cannot take back what is cut.
         CollectiveError: an exchange failed or timed out.
     """
-    if not isinstance(codec, SparseCodec):
-        raise TypeError(f"SparDL needs counts and put_back of {type(codec).__name__}")
-    codec.agree(transport)
-    message = codec.encode()
+    sparse = as_sparse(codec)
+    sparse.agree(transport)
+    message = sparse.encode()
     *flags, values, indices = message
-    ring = _Ring(transport, codec)
-    entries = _rotated((values, indices), sum(codec.counts[: transport.rank]))
+    ring = _Ring(transport, sparse)
+    entries = _rotated((values, indices), sum(sparse.counts[: transport.rank]))
     for distance in reversed(distances(transport.world_size)):
         flags, entries = ring.reduce(flags, entries, distance)
     for distance in distances(transport.world_size):
         entries = ring.gather(entries, distance)
     behind = transport.world_size - transport.rank
-    codec.decode([(*flags, *_rotated(entries, ring.numel(behind)))])
+    sparse.decode([(*flags, *_rotated(entries, ring.numel(behind)))])
     return message_nbytes(message)
 
 

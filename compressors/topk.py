@@ -44,8 +44,9 @@ from comm_plan.compressors.selection import accumulate_and_select, fresh_state
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import TopK, selected
 
-MAX_NUMEL = 2**31 - 4096
-"""Elements of a tensor that an index reaches, and the blocks of the GPU's kernels."""
+MAX_NUMEL = 2**31 - 2**21
+"""Elements of a tensor that an index reaches, and one of a GPU's kernel that goes on by
+as many as all of its programs take at once."""
 
 
 def check_reach(name: str, numel: int) -> None:

@@ -11,9 +11,10 @@ the sum of ``compress_s`` of all tensors, is a factor on ``compress_s``; what th
 communication thread takes, over the sum of ``encode_s`` and ``decompress_s``, one on
 those. How costs grow with size stays as measured. They are seen at one density; at
 others they grow by as many seconds, not by the same factor, for however little is sent,
-the same memory is passed over. Momentum correction passes over states as large as the
-model, whatever is compressed, and spares the optimizer its own momentum: what
-iterations take longer with it is shared out by elements.
+the same memory is passed over; what is faster in place is so by the factor. Momentum
+correction passes over states as large as the model, whatever is compressed, and spares
+the optimizer its own momentum: what iterations take longer with it is shared out by
+elements.
 
 Gradients that a method does not take, sparse ones and those of other dtypes, travel in
 buckets of their own. Where there are some, they travel in the iterations that it is
@@ -372,5 +373,8 @@ def _corrected(
 
 
 def _longer(seconds: float, seen_s: float, factor: float) -> float:
-    """Return ``seconds``, longer by what ``factor`` makes ``seen_s`` longer."""
-    return max(0.0, seconds + (factor - 1) * seen_s)
+    """Return ``seconds``, longer by what ``factor`` makes ``seen_s`` longer.
+
+    Where that makes it shorter, by the factor itself, so that something is left.
+    """
+    return seconds * factor if factor < 1 else seconds + (factor - 1) * seen_s

@@ -15,16 +15,10 @@ from torch import nn
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
-from comm_plan.compressors.base import (
-    RESIDUAL,
-    VARIANCE,
-    VELOCITY,
-    Context,
-    Slot,
-)
+from comm_plan.compressors.base import RESIDUAL, Context, Slot
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans import Bucket, Plan
-from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS
+from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
 from comm_plan.runtime.flat import flat, shaped
 from comm_plan.runtime.guard import is_finite
 from comm_plan.runtime.momentum import MomentumOf
@@ -226,12 +220,11 @@ class BucketExchange:
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals by ``factor``: the loss scale has changed."""
-        state = self.compressor.state
-        scaled = *state.get(RESIDUAL, ()), *state.get(VELOCITY, ())
-        for tensor in [*scaled, *self._carried.values()]:
-            tensor.mul_(factor)
-        for tensor in state.get(VARIANCE, ()):
-            tensor.mul_(factor**2)
+        for carried in self._carried.values():
+            carried.mul_(factor)
+        for quantity, tensors in self.compressor.state.items():
+            for tensor in tensors:
+                tensor.mul_(factor ** POWERS.get(quantity, 0))
 
 
 def build_buckets(

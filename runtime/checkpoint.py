@@ -157,8 +157,8 @@ class Checkpoints:
     ) -> tuple[Position, randomness.States]:
         """Restore the newest checkpoint that is whole; newer ones are removed.
 
-        If another number of ranks wrote it, what they remembered is shared out among
-        these, and random numbers go on from where they are.
+        If another number of ranks wrote it, these get the mean of what they remembered,
+        and random numbers go on from where they are.
 
         Args:
             model: the model.
@@ -179,8 +179,8 @@ class Checkpoints:
         optimizer.load_state_dict(common["optimizer"])
         position = Position(**common["progress"])
         self._newest_step = position.step
-        if as_before:
-            own = contents[_file(self._transport.rank)]
+        own = contents.get(_file(self._transport.rank))
+        if own is not None and as_before:
             engine.load_state_dict(own["engine"])
             randomness.restore(own["random"])
             return position, own["epoch_random"]
@@ -258,6 +258,7 @@ class Checkpoints:
             contents, unreadable = checkpoint_file.read_all(folder, files)
             found = self._first(unreadable)
             if found is None:
+                as_before = as_before and self._is_of_as_many(contents)
                 if problem and self._transport.rank == 0:
                     logger.warning("%s: going on from %s", problem, name)
                 self._remove_newer_than(name)
@@ -276,6 +277,12 @@ class Checkpoints:
         if as_before or not everything:
             return [_file(ranks.rank)], as_before
         return sorted(held[ranks.rank].difference(*held[: ranks.rank])), False
+
+    def _is_of_as_many(self, contents: dict[str, dict[str, Any]]) -> bool:
+        """Return whether as many ranks as there are wrote the files; not so if lost."""
+        (own,) = contents.values()
+        written_by: int = own["engine"]["world_size"]
+        return written_by == self._transport.world_size
 
     def _first(self, problem: str | None) -> str | None:
         """Return the first rank's problem, if any has one."""

@@ -312,7 +312,7 @@ class Engine(Joinable):
         All ranks call it, after ``optimizer.load_state_dict``: where only one of the
         two plans corrects momentum, it changes sides. From a run of another number of
         ranks it takes the parts of all of them (:meth:`gathered_state`): every rank
-        then gets an equal share of their sum.
+        then gets their mean.
 
         Raises:
             MismatchError: parts that are needed are not there.
@@ -454,6 +454,8 @@ class Engine(Joinable):
     def _change_sides(self, before: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Bring momentum to where the plan applies it, now or after a step to come.
 
+        A residual that waits behind it has had its momentum, one before it has not.
+
         Args:
             before: this rank's velocities under the last plan, flat.
         """
@@ -471,6 +473,9 @@ class Engine(Joinable):
                 to_buffers[parameter] = mean.div_(self._transport.world_size)
                 factor = self._momentum.of(parameter).factor
                 remembered[name][RESIDUAL].mul_(1 - factor)
+            elif parameter in after and parameter not in before:
+                factor = self._momentum.of(parameter).factor
+                remembered[name][RESIDUAL].div_(1 - factor)
         self._momentum.after_step(
             ChangeOfSides(
                 to_buffers=to_buffers,

@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS
+from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
 
 Remembered = dict[str, dict[str, torch.Tensor]]
 """What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
@@ -46,9 +46,9 @@ def share_of(
 ) -> Remembered:
     """Return what ``rank`` of ``world_size`` remembers after a run of ``saved_size``.
 
-    Its own part; of another number of ranks its share of the sum, so that no gradient
-    is lost. What is equal on all ranks is so for any number of them. Parts may be on
-    different devices; sums are in main memory.
+    Its own part; among another number of ranks the mean of all parts: so what was not
+    sent yet has the same weight in the means to come. What is equal on all ranks is so
+    for any number of them. Parts may be on different devices; means are in main memory.
 
     Args:
         ranks: the parts that were saved, by rank.
@@ -77,6 +77,6 @@ def share_of(
                 if quantity in EQUAL_ON_ALL_RANKS:
                     sums[quantity] = tensor
                     continue
-                shared = tensor / world_size
+                shared = tensor / saved_size ** POWERS[quantity]
                 sums[quantity] = sums[quantity] + shared if quantity in sums else shared
     return total

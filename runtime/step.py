@@ -123,6 +123,9 @@ class Step:
         self._given_up = False
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
         self._launched: list[Pending[torch.Tensor | None]] = []
+        self._own_flags: torch.Tensor | None = (
+            None  # while a stream may still read them
+        )
         self.moments = Moments(setup.channel.device, len(setup.buckets))
         for bucket in setup.buckets:
             bucket.begin(number, density_floor)
@@ -185,8 +188,9 @@ class Step:
         number = len(self._launched)
         self.moments.ready[number] = self.moments.now()
         is_last = number + 1 == len(self._setup.buckets)
-        flags = self._flags() if is_last and bucket.carries_flags else None
-        exchange = partial(self._exchange, bucket, number, flags)
+        if is_last and bucket.carries_flags:
+            self._own_flags = self._flags()
+        exchange = partial(self._exchange, bucket, number, self._own_flags)
         self._launched.append(self._setup.thread.submit(exchange))
 
     def _exchange(
@@ -318,15 +322,19 @@ class Step:
     @property
     def _has_flags(self) -> bool:
         """Whether there is anything that all ranks must know of one."""
-        return self._setup.find_unused_parameters or any(
-            not bucket.compressor.carries_nonfinite for bucket in self._setup.buckets
-        )
+        return self._setup.find_unused_parameters or self._is_guarded
+
+    @property
+    def _is_guarded(self) -> bool:
+        """Whether a bucket remembers gradients, and so must not see inf or NaN."""
+        buckets = self._setup.buckets
+        return any(not bucket.compressor.carries_nonfinite for bucket in buckets)
 
     def _exchange_flags(self) -> None:
         """Share the flags behind the last bucket, unless that takes them along."""
         if self._setup.buckets[-1].carries_flags:
             return
-        flags = self._flags()
+        flags = self._own_flags = self._flags()
         if flags is not None:
             exchange = partial(_largest_of, flags, self._setup.channel)
             self._launched.append(self._setup.thread.submit(exchange))
@@ -349,14 +357,15 @@ class Step:
         """Return why this step is refused, None if it is not.
 
         Sums of dense buckets are the same on all ranks, so looking at them needs no
-        communication; with ``propagate`` they are left to the user's own check.
+        communication; with ``propagate`` they are left to the user's own check, unless
+        other buckets have to take back what was sent with them.
         """
         ranks = self._setup.channel.world_size
         if flag > ranks:
             return _failed(flag - 1 - ranks)
         if flag:
             return Refusal(f"rank {flag - 1} had inf or NaN gradients")
-        if self._setup.on_nonfinite == "propagate":
+        if self._setup.on_nonfinite == "propagate" and not self._is_guarded:
             return None
         for bucket in self._setup.buckets:
             if bucket.compressor.carries_nonfinite and not bucket.is_finite():

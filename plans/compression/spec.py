@@ -42,6 +42,9 @@ FACTORS = "factors"
 EQUAL_ON_ALL_RANKS = (FACTORS,)
 """States that every rank computes alike; the others are each rank's own."""
 
+POWERS = {RESIDUAL: 1, VELOCITY: 1, VARIANCE: 2}
+"""Of each rank's own states: with which power of its gradients they grow."""
+
 Density = Annotated[float, Field(ge=1e-12, le=1)]
 Positive = Annotated[float, Field(ge=1e-30, le=1e30)]
 

@@ -65,6 +65,17 @@ def test_other_densities_pass_over_the_same_memory(digits, monkeypatch):
         assert of_size[0] > 0
 
 
+def test_what_is_faster_in_place_is_so_by_a_factor_and_never_free(digits, monkeypatch):
+    workload, profile = digits
+    tiny_s = 1e-9
+    monkeypatch.setattr(module, "_seen", all_alike(tiny_s, tiny_s))
+    costs = in_place(workload, profile, LocalTransport())["topk"]
+    pairs = list(zip(costs, profile.compression["topk"], strict=True))
+    factors = [cost.compress_s / alone.compress_s for cost, alone in pairs]
+    assert factors == pytest.approx([factors[0]] * len(factors))
+    assert 0 < factors[0] < 1
+
+
 def test_a_bucket_that_slows_nothing_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     monkeypatch.setattr(module, "_seen", all_alike(0.0, 0.0))

@@ -149,6 +149,30 @@ def test_a_residual_that_had_its_momentum_is_not_repeated(loss_scale):
     torch.testing.assert_close(dict(model.named_parameters()), expected)
 
 
+def test_a_residual_that_waits_for_its_momentum_gets_it():
+    """Without gradients all of it is applied, as if momentum had come afterwards.
+
+    What velocities are worth depends on when their elements are sent: they are 0 here.
+    """
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8)
+    late = plan_for(model, 1, TopK(density=0.2), "allgather")
+    engine = parallelize(model, late, transport=LocalTransport(), optimizer=optimizer)
+    steps(model, optimizer, 3)
+    expected = {}
+    for name, parameter in model.named_parameters():
+        left = engine.remembered()[name]["residual"].view_as(parameter)
+        optimizer.state[parameter]["momentum_buffer"].zero_()
+        expected[name] = parameter.detach() - 0.05 * left / (1 - 0.8)
+    engine.swap(corrected(model, 1, TopK(density=0.2)), replan())
+    for number in range(80):
+        optimizer.zero_grad()
+        (0.0 * loss(model, 0, number)).backward()
+        optimizer.step()
+    engine.close()
+    torch.testing.assert_close(dict(model.named_parameters()), expected)
+
+
 def test_a_change_of_plans_that_no_step_follows_is_made_all_the_same():
     """Who drops the means of the step in which it was has the momentum too."""
     model, optimizer, engine = alone(TopK(density=1.0), momentum=0.9)

@@ -1,4 +1,4 @@
-"""What is remembered is shared out among another number of ranks."""
+"""What ranks remember, and what of it another number of ranks gets."""
 
 import pytest
 import torch
@@ -18,15 +18,25 @@ def engine(rank):
     return Engine(model, plan_for(model, 1, PowerSgd(rank=rank)), LocalTransport())
 
 
-def test_residuals_are_summed_and_what_is_equal_on_all_ranks_is_not():
-    residuals, factors = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0])
+def test_another_number_of_ranks_gets_the_mean_but_of_what_is_equal():
+    """A gradient that waits keeps its weight, and its variance goes with its square."""
+    numbers, factors = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0])
     ranks = {
-        str(rank): {NAME: {"residual": residuals[rank], "factors": factors}}
+        str(rank): {
+            NAME: {
+                "residual": numbers[rank],
+                "velocity": numbers[rank],
+                "variance": numbers[rank],
+                "factors": factors,
+            }
+        }
         for rank in range(2)
     }
     for rank in range(4):
         share = share_of(ranks, 2, rank, 4)[NAME]
-        assert share["residual"].equal(torch.tensor([1.0, 1.5]))
+        assert share["residual"].equal(torch.tensor([2.0, 3.0]))
+        assert share["velocity"].equal(torch.tensor([2.0, 3.0]))
+        assert share["variance"].equal(torch.tensor([1.0, 1.5]))
         assert share["factors"].equal(factors)
 
 
@@ -42,7 +52,7 @@ def on_devices(number):
         }
 
 
-def test_residuals_of_several_devices_are_summed_in_main_memory():
+def test_means_of_several_devices_are_in_main_memory():
     ranks = on_devices(2)
     assert ranks["1"][NAME]["residual"].device == torch.device("cuda", 1)
     share = share_of(ranks, 2, 0, 3)[NAME]["residual"]
