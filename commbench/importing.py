@@ -67,9 +67,9 @@ def parse(
         DocumentError: as :func:`load`.
     """
     if nccl_tests_json.recognises(text):
-        return nccl_tests_json.read(text, source)
+        return nccl_tests_json.read(text, source, world_size)
     if nccl_tests.recognises(text):
-        return nccl_tests.read(text, source)
+        return nccl_tests.read(text, source, world_size)
     if osu.recognises(text):
         return osu.read(text, source, world_size)
     raise DocumentError(

@@ -5,8 +5,11 @@ one time a size, a mean, which stands for median, minimum and 95th percentile al
 unless the file has times of single iterations.
 
 Versions before 2.17 do not say which collective they measured. It then follows from the
-columns (reduced, with a root) and from bus over algorithm bandwidth, except where
-all-gather and all-to-all cannot be told apart.
+columns (reduced, with a root) and from bus over algorithm bandwidth, whose ratio is
+2 (P - 1) / P for an all-reduce, (P - 1) / P for a reduce-scatter and 1 for sendrecv,
+which claims to reduce as well. It does not follow where no collective or several have
+these columns and this ratio: all-gather and all-to-all, all-reduce and sendrecv of two
+ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.commbench.measurement import merged
 from comm_plan.errors import DocumentError
 from comm_plan.plans.network import Sample
@@ -26,8 +30,17 @@ PROGRAMS = {
     "broadcast_perf": "broadcast",
     "sendrecv_perf": "point_to_point",
 }
+UNNAMED = {
+    (True, False): ("allreduce", "reduce_scatter", "point_to_point"),
+    (False, True): ("broadcast",),
+}
+"""What a row can be of: by whether it reduces, and whether it has a root."""
+
 SYNC = "nccl-tests: iterations back to back, mean over iterations and ranks"
 DEFAULT_ITERATIONS = 20
+
+_ROUNDING = 0.005  # of the bandwidths in a text
+_ROUNDING_OF_LARGE = 1e-3  # times the bandwidth: a text keeps four digits of it
 
 
 @dataclass(frozen=True)
@@ -77,27 +90,47 @@ def _sample(row: ResultRow, source: str) -> Sample:
     )
 
 
-def collective_of(rows: Sequence[ResultRow], program: str | None, source: str) -> str:
+def collective_of(
+    rows: Sequence[ResultRow],
+    program: str | None,
+    source: str,
+    world_size: int | None,
+) -> str:
     """Return the collective that ``program`` or, if None, the largest row tells.
+
+    Args:
+        rows: at least one.
+        program: of nccl-tests; None: the file does not say.
+        source: the file's name, for messages.
+        world_size: number of ranks; None: not known.
 
     Raises:
         DocumentError: it is not supported, or cannot be told.
     """
     if program is None:
-        return _told_by(max(rows, key=lambda row: row.nbytes), source)
+        return _told_by(max(rows, key=lambda row: row.nbytes), source, world_size)
     if program not in PROGRAMS:
         known = ", ".join(PROGRAMS)
         raise DocumentError(f"{source}: {program} is none of {known}")
     return PROGRAMS[program]
 
 
-def _told_by(row: ResultRow, source: str) -> str:
-    reduces, rooted = row.redop != "none", row.root >= 0
-    if reduces and not rooted and row.algbw > 0:
-        return "allreduce" if row.busbw / row.algbw > 0.99 else "reduce_scatter"
-    if rooted and not reduces:
-        return "broadcast"
+def _told_by(row: ResultRow, source: str, world_size: int | None) -> str:
+    columns = row.redop != "none", row.root >= 0
+    if world_size is not None:
+        names = [n for n in UNNAMED.get(columns, ()) if _can_be(row, n, world_size)]
+        if len(names) == 1:
+            return names[0]
     raise DocumentError(
         f"{source}: does not say which collective it is: put a first line "
         '"# Collective test starting: all_gather_perf", or whichever it was'
     )
+
+
+def _can_be(row: ResultRow, collective: str, world_size: int) -> bool:
+    """Return whether the bandwidths of ``row``, as printed, are the collective's."""
+    bus_factor = COLLECTIVES[collective].bus_factor
+    assert bus_factor is not None
+    factor = bus_factor(world_size)
+    rounding = _ROUNDING * (1 + factor) + _ROUNDING_OF_LARGE * row.busbw
+    return abs(row.busbw - factor * row.algbw) <= rounding

@@ -55,12 +55,15 @@ def recognises(text: str) -> bool:
     return any(_columns(line) for line in text.splitlines())
 
 
-def read(text: str, source: str = "<text>") -> list[Measurement]:
+def read(
+    text: str, source: str = "<text>", world_size: int | None = None
+) -> list[Measurement]:
     """Read every table in ``text``.
 
     Args:
         text: what nccl-tests printed; other lines in between do no harm.
         source: the file's name, for messages.
+        world_size: number of ranks where the text does not say it; None: not known.
 
     Raises:
         DocumentError: no table, a collective that is not supported or cannot be told, a
@@ -69,17 +72,18 @@ def read(text: str, source: str = "<text>") -> list[Measurement]:
     runs = [run for run in _runs(text) if run.rows]
     if not runs:
         raise DocumentError(f"{source}: no row under size, time, algbw and busbw")
-    return [_measurement(run, source) for run in runs]
+    return [_measurement(run, source, world_size) for run in runs]
 
 
-def _measurement(run: _Run, source: str) -> Measurement:
-    world_size = max([run.ranks, *(rank + 1 for rank in run.hosts)])
+def _measurement(run: _Run, source: str, given: int | None) -> Measurement:
+    ranks = max([run.ranks, *(rank + 1 for rank in run.hosts)])
+    world_size = ranks if ranks > 1 else None
     return Measurement(
         samples=samples(run.rows, source),
-        collective=collective_of(run.rows, run.program, source),
+        collective=collective_of(run.rows, run.program, source, world_size or given),
         sync=SYNC,
         backend=run.backend,
-        world_size=world_size if world_size > 1 else None,
+        world_size=world_size,
         hosts=tuple(dict.fromkeys(run.hosts.values())),
     )
 

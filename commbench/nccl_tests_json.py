@@ -29,12 +29,15 @@ def recognises(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def read(text: str, source: str = "<text>") -> list[Measurement]:
+def read(
+    text: str, source: str = "<text>", world_size: int | None = None
+) -> list[Measurement]:
     """Read the one measurement in ``text``.
 
     Args:
         text: the JSON.
         source: the file's name, for messages.
+        world_size: number of ranks where the JSON does not say it; None: not known.
 
     Raises:
         DocumentError: not JSON of nccl-tests, or as
@@ -43,7 +46,7 @@ def read(text: str, source: str = "<text>") -> list[Measurement]:
     report = parse_object(text, source)
     try:
         with refused_as(source):
-            return [_measurement(report, source)]
+            return [_measurement(report, source, world_size)]
     except KeyError as error:
         raise DocumentError(
             f"{source}: not the JSON of nccl-tests -J: there is no {error}"
@@ -54,20 +57,24 @@ def read(text: str, source: str = "<text>") -> list[Measurement]:
         ) from None
 
 
-def _measurement(report: Mapping[str, Any], source: str) -> Measurement:
+def _measurement(
+    report: Mapping[str, Any], source: str, given: int | None
+) -> Measurement:
     config = report.get("config", {})
     devices = config.get("devices", [])
     iterations = int(config.get("iterations", DEFAULT_ITERATIONS))
     rows = [_row(result, iterations) for result in report["results"]]
     program = re.search(r"\w+?_perf", " ".join(report.get("args", [])[:1]))
     ranks = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
-    world_size = max([ranks, *(int(device["rank"]) + 1 for device in devices)])
+    most = max([ranks, *(int(device["rank"]) + 1 for device in devices)])
+    world_size = most if most > 1 else None
+    name = program and program[0]
     return Measurement(
         samples=samples(rows, source),
-        collective=collective_of(rows, program and program[0], source),
+        collective=collective_of(rows, name, source, world_size or given),
         sync=SYNC,
         backend=str(report.get("backend", "nccl")),
-        world_size=world_size if world_size > 1 else None,
+        world_size=world_size,
         hosts=tuple(dict.fromkeys(str(device["hostname"]) for device in devices)),
     )
 

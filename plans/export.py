@@ -27,8 +27,14 @@ MIB = 2**20
 
 def wrap(model, **options):
     """Return ``model`` in DDP (torch 2.13 or newer); ``options`` are DDP's own."""
-    nbytes = {{name: p.nbytes for name, p in model.named_parameters()}}
-    caps = [sum(nbytes[name] for name in bucket) / MIB for bucket in BUCKETS]
+    parameters = dict(model.named_parameters())
+    buckets = [[parameters[name] for name in bucket] for bucket in BUCKETS]
+    if len({{(p.dtype, p.device) for bucket in buckets for p in bucket}}) > 1:
+        raise ValueError(
+            "DDP cannot do what the plan says: it merges the parameters of each dtype "
+            "and device by themselves; make them alike, or use comm-plan's engine"
+        )
+    caps = [sum(p.nbytes for p in bucket) / MIB for bucket in buckets]
     wrapped = DistributedDataParallel(model, bucket_cap_mb_list=caps, **options)
 {hook}    return wrapped
 '''
@@ -71,6 +77,7 @@ def to_ddp(plan: Plan) -> str:
     """Return a module whose ``wrap(model)`` makes DDP follow ``plan``.
 
     From the second iteration on, when DDP has seen in which order gradients get ready.
+    ``wrap`` raises a ValueError where the parameters are of several dtypes or devices.
 
     Raises:
         InputError: DDP cannot do what the plan says.

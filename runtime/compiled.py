@@ -21,7 +21,8 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
     """Compile the parts of ``model`` whose gradients ``plan`` sends together.
 
     In place: names, ``state_dict()`` and the model's class stay as they are. What lies
-    between the parts, and what has no parameters, runs as before.
+    between the parts, and what has no parameters, runs as before. A list or dictionary
+    of modules, which is never called itself, is compiled entry by entry.
 
     Args:
         model: the model that the plan is for.
@@ -48,7 +49,8 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
     def visit(name: str, module: nn.Module) -> None:
         buckets = {bucket_of[p] for p in module.parameters() if p in bucket_of}
         children = dict(module.named_children())
-        if len(buckets) == 1 or (buckets and not children):
+        within = len(buckets) == 1 or (buckets and not children)
+        if within and _has_forward(module):
             module.compile(**options)
             compiled.append(name)
             return
@@ -57,3 +59,8 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
 
     visit("", model)
     return compiled
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Return whether ``module`` can be called: an ``nn.ModuleList`` cannot."""
+    return type(module).forward is not nn.Module.forward

@@ -2,20 +2,24 @@
 
 DDP can merge as a plan says, as its buckets may have sizes of their own (from torch
 2.13 on), and it can cast to 16 bits in a communication hook. It cannot do more: its
-hooks do not see which parameters a bucket holds, and it has one for all buckets.
+hooks do not see which parameters a bucket holds, and it has one for all buckets. It
+walks through the list of sizes once for the parameters of each dtype and device, so the
+list describes the plan only where all have the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from comm_plan.errors import InputError
 from comm_plan.plans import Plan, as_plan
 from comm_plan.plans.export import DDP_KINDS, ddp_hook_name, only_kind
-from comm_plan.plans.parameters import trainable
+from comm_plan.plans.parameters import dtype_name, trainable
 from comm_plan.runtime.agreement import check_plan
 
 MIB = 2**20
@@ -47,7 +51,9 @@ def ddp_options(model: nn.Module, plan: Plan | str) -> dict[str, list[float]]:
     """
     plan, _ = _followable(plan)
     check_plan(plan, model, plan.world_size)
-    nbytes = {name: p.nbytes for name, p in trainable(model).items()}
+    parameters = trainable(model)
+    _check_alike(parameters.values())
+    nbytes = {name: p.nbytes for name, p in parameters.items()}
     return {
         "bucket_cap_mb_list": [
             sum(nbytes[name] for name in bucket.tensors) / MIB
@@ -74,3 +80,13 @@ def _followable(plan: Plan | str) -> tuple[Plan, str]:
     """Return the plan and the kind of all its buckets."""
     plan = as_plan(plan)
     return plan, only_kind(plan, "DDP", DDP_KINDS)
+
+
+def _check_alike(parameters: Iterable[torch.Tensor]) -> None:
+    """Raise InputError where ``parameters`` differ in dtype or device."""
+    kinds = sorted({f"{dtype_name(p)} on {p.device}" for p in parameters})
+    if len(kinds) > 1:
+        raise InputError(
+            "DDP cannot do what the plan says for parameters of several dtypes or "
+            f"devices, here {', '.join(kinds)}: use comm_plan.parallelize"
+        )

@@ -22,7 +22,7 @@ from comm_plan.errors import (
 from comm_plan.transports import event_loop, watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
-from comm_plan.transports.links import LOOPBACK, reachable_address
+from comm_plan.transports.links import address_of_rank_0, reachable_address
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
@@ -203,7 +203,7 @@ class TorchTransport(Transport):
         world = dist.group.WORLD
         self._watch = watch.current(world)
         if self._watch is None and 1 < self.world_size == dist.get_world_size():
-            address = reachable_address(os.environ.get("MASTER_ADDR", LOOPBACK))
+            address = address_of_rank_0(self, os.environ.get("MASTER_ADDR"))
             self._watch = watch.begin(self, world, address=address)
         return self
 

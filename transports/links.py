@@ -31,6 +31,10 @@ class Ranks(Protocol):
         """Return rank ``root``'s ``value``."""
         ...
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's ``value``, by rank."""
+        ...
+
 
 class Link:
     """A connection to one rank that carries lines.
@@ -104,6 +108,41 @@ def reachable_address(master_address: str) -> str:
         probe.connect(target)  # sends nothing, only picks the way
         own: str = probe.getsockname()[0]
     return master_address if ipaddress.ip_address(own).is_loopback else own
+
+
+def address_of_rank_0(ranks: Ranks, master_address: str | None = None) -> str:
+    """Return the address at which the others reach rank 0; a collective call.
+
+    It is the local one on the way to ``master_address``, else to the first rank on
+    another host, else the loopback interface's. Hosts are told apart by their names.
+
+    Args:
+        ranks: a transport over all ranks.
+        master_address: torch's MASTER_ADDR, None without one; only rank 0's counts.
+
+    Returns:
+        On other ranks than 0 an address that means nothing.
+
+    Raises:
+        PeerError: on rank 0, where it knows no way to the other host.
+    """
+    first, *others = ranks.gather_objects(socket.gethostname())
+    elsewhere = [host for host in others if host != first]
+    if ranks.rank > 0:
+        return LOOPBACK
+    if master_address is not None:
+        return reachable_address(master_address)
+    return _address_towards(elsewhere[0]) if elsewhere else LOOPBACK
+
+
+def _address_towards(host: str) -> str:
+    try:
+        return reachable_address(host)
+    except OSError as error:
+        raise PeerError(
+            f"rank 0 knows no way to the host {host} of another rank ({error}): enter "
+            "the names of all hosts in /etc/hosts, or set MASTER_ADDR for gloo and nccl"
+        ) from error
 
 
 def connect_links(ranks: Ranks, address: str) -> list[Link]:

@@ -12,7 +12,6 @@ the timeout) is found by the others (:mod:`~comm_plan.transports.liveness`).
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from comm_plan.transports import watch
 from comm_plan.transports.backends import Joining
 from comm_plan.transports.base import Reduction, Transport
 from comm_plan.transports.calls import Calls
-from comm_plan.transports.links import LOOPBACK, reachable_address
+from comm_plan.transports.links import address_of_rank_0
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
 
@@ -208,7 +207,7 @@ def join(joining: Joining) -> Iterator[Transport]:
     transport = _transport(joining.here, joining.device, calls)
     transport.liveness = Liveness(
         transport,
-        address=_address(transport),
+        address=address_of_rank_0(transport),
         report=joining.report,
         patience_s=joining.patience_s,
         calls=calls,
@@ -235,7 +234,8 @@ def joined(here: Place) -> Transport | None:
         return known.ranks
     calls = Calls(_LAST_S)
     world = _transport(here, torch.device("cpu"), calls)
-    watch.begin(world, MPI.COMM_WORLD, address=_address(world), calls=calls)
+    address = address_of_rank_0(world)
+    watch.begin(world, MPI.COMM_WORLD, address=address, calls=calls)
     return world
 
 
@@ -253,18 +253,6 @@ def mpi_world() -> MPI.Comm:
             "mpi4py.rc.thread_level alone"
         )
     return MPI.COMM_WORLD
-
-
-def _address(ranks: MpiTransport) -> str:
-    """Return the address at which the others reach rank 0; on rank 0 only.
-
-    That is the local one on the way to another host, if there is one.
-    """
-    first, *others = ranks.gather_objects(socket.gethostname())
-    elsewhere = [host for host in others if host != first]
-    if ranks.rank > 0 or not elsewhere:
-        return LOOPBACK
-    return reachable_address(elsewhere[0])
 
 
 def _transport(here: Place, device: torch.device, calls: Calls) -> MpiTransport:

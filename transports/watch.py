@@ -10,6 +10,11 @@ begins and ends. A user's own loop does not say, so the watch begins with the fi
 * one that dies, is stopped or cut off is found by the others
   (:mod:`~comm_plan.transports.liveness`).
 
+Children of :mod:`multiprocessing` catch every exception, and forked ones skip
+:mod:`atexit`. But all run its finalizers, as the main process does at its end: the
+goodbye is one of them. Before Python 3.13 they run while the exception is still on its
+way. Since then they run after it is gone, and such a child only says goodbye.
+
 The verdict reaches a rank where it waits for the others: as a
 :class:`~comm_plan.errors.PeerError` in the engine, as one line after the traceback
 where a collective of the program's own failed. A rank that takes no notice within
@@ -19,8 +24,8 @@ line.
 
 from __future__ import annotations
 
-import atexit
 import sys
+from multiprocessing.util import Finalize
 from types import TracebackType
 
 import torch.distributed as dist
@@ -53,9 +58,10 @@ class Watch:
         self._liveness = Liveness(
             ranks, address=address, report=print_to_stderr, calls=calls
         )
+        self._handled = sys.exc_info()[1]  # a child may be forked in an except block
         self._before = sys.excepthook
         sys.excepthook = self._on_exception
-        atexit.register(self.end)
+        self._at_exit = Finalize(None, self._on_exit, exitpriority=0)
 
     def explain(self, error: CollectiveError) -> RunError:
         """Return what to raise in place of ``error``, a failed collective."""
@@ -63,7 +69,7 @@ class Watch:
 
     def end(self) -> None:
         """Say goodbye, unless a rank has failed."""
-        atexit.unregister(self.end)
+        self._at_exit.cancel()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._before
         self._liveness.leave()
@@ -74,10 +80,21 @@ class Watch:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        """Tell the others, or find out from them who is to blame."""
+        """Show ``error`` as before, then tell the others."""
         self._before(kind, error, trace)
+        self._tell(error)
+
+    def _on_exit(self) -> None:
+        """Tell the others of the exception on its way, if any; say goodbye."""
+        error = _failure(sys.exc_info()[1])
+        if error is not None and error is not self._handled:
+            self._tell(error)
+        self.end()
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the others, or find out from them who is to blame."""
         if isinstance(error, RunError) or not _is_from_a_collective(error):
-            self._liveness.fail(str(error) or kind.__name__)
+            self._liveness.fail(str(error) or type(error).__name__)
             sys.stdout.flush()
             self.ranks.abort(getattr(error, "exit_code", 1))
             return
@@ -112,6 +129,16 @@ def begin(
 def current(group: object) -> Watch | None:
     """Return the watch over ``group``, if one has begun."""
     return _current[1] if _current is not None and _current[0] is group else None
+
+
+def _failure(error: BaseException | None) -> BaseException | None:
+    """Return what went wrong in a process that ends by ``error``; None: nothing.
+
+    ``torch.multiprocessing`` exits with code 1 while it handles what went wrong.
+    """
+    if isinstance(error, SystemExit):
+        return error.__context__ if error.code else None
+    return error
 
 
 def _is_from_a_collective(error: BaseException) -> bool:

@@ -52,6 +52,10 @@ def nccl_table(name, row):
     return f"# Collective test starting: {name}\n{RANKS}{NEW_HEAD}{row}\n"
 
 
+def unnamed_row(kind, rates):
+    return f"     8388608       2097152     float{kind}  1048.6    {rates}       0\n"
+
+
 def only(found):
     (measurement,) = found
     return measurement
@@ -84,21 +88,45 @@ def test_nccl_text_without_root_and_name():
     [
         ("     sum      -1", "8.00   12.00", "allreduce"),
         ("     sum      -1", "8.00    6.00", "reduce_scatter"),
+        ("     sum      -1", "8.00    8.00", "point_to_point"),
         ("    none       0", "8.00    8.00", "broadcast"),
+        ("     sum      -1", "0.13    0.20", "allreduce"),  # 1.54, as rounded
     ],
 )
 def test_the_rows_tell_the_collective_when_no_line_does(kind, rates, expected):
-    row = f"     8388608       2097152     float{kind}  1048.6    {rates}       0\n"
-    assert only(nccl_tests.read(RANKS + NEW_HEAD + row)).collective == expected
+    text = RANKS + NEW_HEAD + unnamed_row(kind, rates)
+    assert only(nccl_tests.read(text)).collective == expected
 
 
-def test_all_gather_is_not_guessed():
-    row = (
-        "     8388608       2097152     float    none      -1  1048.6    8.0    6.0"
-        "       0\n"
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [
+        ("    none      -1", "8.00    6.00"),  # all-gather or all-to-all
+        ("    none       0", "8.00    6.00"),  # gather or scatter
+        ("     sum       0", "8.00    8.00"),  # reduce
+        ("     sum      -1", "8.00   16.00"),  # nothing of four ranks
+        ("     sum      -1", "0.00    0.00"),
+        ("     sum      -1", "0.01    0.01"),
+    ],
+)
+def test_what_rows_do_not_tell_is_not_guessed(kind, rates):
+    text = RANKS + NEW_HEAD + unnamed_row(kind, rates)
+    with pytest.raises(DocumentError, match="Collective test starting"):
+        nccl_tests.read(text)
+
+
+@pytest.mark.parametrize("read", [nccl_tests.read, importing.parse])
+def test_all_reduce_and_sendrecv_of_two_ranks_look_alike(read):
+    same, half = (
+        NEW_HEAD + unnamed_row("     sum      -1", f"8.00    {busbw}")
+        for busbw in ("8.00", "4.00")
     )
     with pytest.raises(DocumentError, match="Collective test starting"):
-        nccl_tests.read(RANKS + NEW_HEAD + row)
+        read(same, "f", 2)
+    assert only(read(half, "f", 2)).collective == "reduce_scatter"
+    assert only(read(same, "f", 3)).collective == "point_to_point"
+    with pytest.raises(DocumentError, match="Collective test starting"):
+        read(half, "f", None)
 
 
 def test_old_all_gather_has_neither_redop_nor_root():
@@ -191,6 +219,16 @@ def test_nccl_json():
     (sample,) = found.samples
     assert (sample.nbytes, sample.iterations) == (1048576, 30)
     assert sample.median_s == pytest.approx(250e-6)
+
+
+def test_nccl_json_without_a_name_is_told_by_its_rows():
+    result = REPORT["results"][0]
+    times = result["out_of_place"] | {"bus_bw": 4.19}
+    alike = REPORT | {"args": [], "results": [result | {"out_of_place": times}]}
+    with pytest.raises(DocumentError, match="Collective test starting"):
+        nccl_tests_json.read(json.dumps(alike))
+    of_three = json.dumps(alike | {"config": {}})
+    assert only(importing.parse(of_three, "f", 3)).collective == "point_to_point"
 
 
 def test_nccl_json_with_single_iterations_has_a_real_spread():

@@ -73,6 +73,16 @@ def test_ddp_casts_as_the_plan_says(one_rank_group, tmp_path):
     assert torch.equal(weight, weight.half().float())
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this build has NCCL")
+def test_ddp_refuses_parameters_that_it_merges_apart(tmp_path):
+    """It would take the sizes for each dtype from the start of the list."""
+    model = net()
+    model[2].to(torch.bfloat16)
+    wrap = exported(to_ddp(plan_for(model, 1)), tmp_path)["wrap"]
+    with pytest.raises(ValueError, match="DDP cannot do what the plan says"):
+        wrap(model)
+
+
 def test_ddp_refuses_a_cast_that_its_backend_has_not(one_rank_group, tmp_path):
     wrap = exported(to_ddp(plan_for(net(), 1, Bf16())), tmp_path)["wrap"]
     with pytest.raises(TypeError, match="NCCL"):

@@ -72,6 +72,34 @@ def test_a_layer_in_two_buckets_is_compiled_alone():
     assert names == ["0", "2"]
 
 
+class Collected(nn.Module):
+    """Layers in a list and in a dictionary, which nobody calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(FEATURES)])
+        self.listed = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(2))
+        self.named = nn.ModuleDict(
+            {name: nn.Linear(FEATURES, FEATURES) for name in "ab"}
+        )
+
+    def forward(self, x):
+        for layer in (*self.listed, *self.named.values()):
+            x = layer(x)
+        return x * self.scales[0]
+
+
+@pytest.mark.parametrize(
+    ("per_bucket", "compiled"),
+    [(9, [""]), (4, ["listed.0", "listed.1", "named.a", "named.b"])],
+)
+def test_what_is_never_called_is_compiled_entry_by_entry(per_bucket, compiled):
+    """Even where a list, or a dictionary, has a bucket of its own."""
+    model = Collected()
+    plan = plan_for(model, 1, per_bucket=per_bucket)
+    assert comm_plan.compile_blocks(model, plan, **EAGER) == compiled
+
+
 def test_it_gives_what_the_model_gives():
     model = blocks()
     plain = copy.deepcopy(model)

@@ -1,6 +1,7 @@
 """What DDP can follow of a plan, and what it cannot."""
 
 import pytest
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import comm_plan
@@ -35,6 +36,28 @@ def test_what_ddp_cannot_do_is_refused():
     mixed = dense.model_copy(update={"buckets": (dense.buckets[0], half.buckets[1])})
     with pytest.raises(InputError, match="all buckets alike, the plan by dense, fp16"):
         comm_plan.ddp_hook(mixed)
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ({"dtype": torch.bfloat16}, "bfloat16 on cpu, float32 on cpu"),
+        ({"device": "meta"}, "float32 on cpu, float32 on meta"),
+    ],
+)
+def test_parameters_that_ddp_merges_apart_are_refused(change, kinds):
+    """DDP would take the sizes for each kind from the start of the list."""
+    model = net()
+    model[2].to(**change)
+    with pytest.raises(InputError, match=f"several dtypes or devices, here {kinds}"):
+        comm_plan.ddp_options(model, plan_for(model, 2))
+
+
+def test_a_frozen_parameter_of_another_dtype_does_no_harm():
+    model = net()
+    model[2].to(torch.bfloat16).requires_grad_(False)
+    plan = plan_for(model, 2)
+    assert len(comm_plan.ddp_options(model, plan)["bucket_cap_mb_list"]) == 1
 
 
 def test_a_plan_for_another_model_is_refused(tmp_path):
