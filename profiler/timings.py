@@ -21,6 +21,7 @@ from torch import nn
 from comm_plan.plans.parameters import trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
+from comm_plan.runtime.modes import training
 from comm_plan.runtime.second_moments.choice import survey
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import endless
@@ -103,7 +104,7 @@ class Trial:
         ranks: Transport,
         meet: Callable[[], None] = lambda: None,
     ) -> None:
-        self._model = workload.model.to(ranks.device).train()
+        self._model = training(workload.model.to(ranks.device))
         self._loss = workload.loss
         self._device = ranks.device
         self._meet = meet

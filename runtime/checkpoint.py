@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,14 +33,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from comm_plan.errors import InputError, OutputError
+from comm_plan.errors import InputError, OutputError, one_line
 from comm_plan.plans.files import make_folder
 from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import EngineState
 from comm_plan.transports.base import Transport
 
-COMMON = ("progress", "model", "optimizer")
+COMMON = ("settings", "progress", "model", "optimizer")
 """What the file of rank 0 holds for all."""
 
 KEEP = 2  # newest checkpoints; one would not do if it is damaged
@@ -66,14 +67,18 @@ class Checkpoints:
     Args:
         folder: where; a run that begins makes it if it is not there.
         transport: the ranks; every method is a collective call.
+        settings: of the run, by name; only a run with the same goes on from them.
 
     Raises:
         OutputError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, transport: Transport) -> None:
+    def __init__(
+        self, folder: Path, transport: Transport, settings: Mapping[str, object]
+    ) -> None:
         self._folder = folder
         self._transport = transport
+        self._settings = dict(settings)
         self._newest_step: int | None = None
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"{folder}: cannot be written to: give another folder")
@@ -124,6 +129,7 @@ class Checkpoints:
             "epoch_random": epoch_random,
         }
         if self._transport.rank == 0:
+            content["settings"] = self._settings
             content["progress"] = vars(position)
             content["model"] = model.state_dict()
             content["optimizer"] = optimizer.state_dict()
@@ -171,12 +177,13 @@ class Checkpoints:
             How far the run had come, and the ``epoch_random`` that was saved.
 
         Raises:
-            InputError: there is none, or none can be read, or it is incomplete.
+            InputError: there is none, or none can be read, or it is incomplete, or of
+                another model or settings.
         """
         folder, contents, as_before = self._newest()
         common = self._common_part(folder, contents)
-        model.load_state_dict(common["model"])
-        optimizer.load_state_dict(common["optimizer"])
+        self._check_settings(folder, common["settings"])
+        _load(folder, model, optimizer, common)
         position = Position(**common["progress"])
         self._newest_step = position.step
         own = contents.get(_file(self._transport.rank))
@@ -187,6 +194,15 @@ class Checkpoints:
         written_by = self._share_out(folder, contents, engine, incomplete)
         here = position.among(written_by, self._transport.world_size)
         return here, randomness.states()
+
+    def _check_settings(self, folder: Path, written: Mapping[str, object]) -> None:
+        """Check that the run that wrote the checkpoint was set as this one."""
+        for name, value in self._settings.items():
+            if written[name] != value:
+                raise InputError(
+                    f"{folder}: is of a run with {name} {written[name]}, this one has "
+                    f"{value}: give the same, or train without --resume"
+                )
 
     def _common_part(
         self, folder: Path, contents: dict[str, dict[str, Any]]
@@ -304,6 +320,30 @@ class Checkpoints:
         return sorted(
             path for path in self._folder.glob("step-*") if path.suffix != ".partial"
         )
+
+
+def _load(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, common: Any
+) -> None:
+    """Give both what ``common`` holds of them; options stay as they are asked for.
+
+    Learning rates that a schedule changes are set again in every step.
+
+    Raises:
+        InputError: it is not theirs.
+    """
+    asked = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    try:
+        model.load_state_dict(common["model"])
+        optimizer.load_state_dict(common["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        cause = one_line(str(error), checkpoint_file.LONGEST_CAUSE)
+        raise InputError(f"{folder}: is of another model: {cause}") from None
+    for group, options in zip(optimizer.param_groups, asked, strict=True):
+        group.update(options)
 
 
 def _file(rank: int) -> str:

@@ -62,7 +62,8 @@ def writer(path: Path, every: int) -> Watcher:
     """Return a watcher that measures every so many steps and writes to ``path``.
 
     Args:
-        path: a ``.jsonl`` file: one JSON object a line; else a folder for TensorBoard.
+        path: a ``.jsonl`` file: one JSON object a line, after those of the run that is
+            resumed, if one is; else a folder for TensorBoard.
         every: steps between two measurements.
 
     Raises:
@@ -78,7 +79,7 @@ def writer(path: Path, every: int) -> Watcher:
         figures = measure(engine)
         if engine.transport.rank == 0:
             if not sinks:
-                sinks.append(_sink(path))
+                sinks.append(_sink(path, goes_on=event.step > every))
             sinks[0](event.step, figures)
 
     return watch
@@ -106,17 +107,24 @@ def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:
     return left / random if random > 0 else 0.0
 
 
-def _sink(path: Path) -> Callable[[int, Figures], None]:
-    return _json_lines(path) if path.suffix == ".jsonl" else _tensorboard(path)
+def _sink(path: Path, goes_on: bool) -> Callable[[int, Figures], None]:
+    if path.suffix == ".jsonl":
+        return _json_lines(path, goes_on)
+    return _tensorboard(path)
 
 
-def _json_lines(path: Path) -> Callable[[int, Figures], None]:
+def _json_lines(path: Path, goes_on: bool) -> Callable[[int, Figures], None]:
+    """Return what adds lines to ``path``, in place of those of a run before it."""
+    mode = "a" if goes_on else "w"
+
     def write(step: int, figures: Figures) -> None:
+        nonlocal mode
         try:
-            with path.open("a", encoding="utf-8") as stream:
+            with path.open(mode, encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": step, **figures}) + "\n")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        mode = "a"
 
     return write
 

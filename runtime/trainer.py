@@ -27,6 +27,7 @@ from comm_plan.runtime.checkpoint import Checkpoints, Position
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
+from comm_plan.runtime.modes import evaluating, training
 from comm_plan.runtime.record import Recorder
 from comm_plan.runtime.refusals import check_seed
 from comm_plan.runtime.second_moments.choice import estimator, micro_batches
@@ -176,7 +177,7 @@ def running(
         MismatchError: the plan does not fit the workload or the run, or ranks differ.
     """
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
-    model = workload.model.to(transport.device).train()
+    model = training(workload.model.to(transport.device))
     optimizer = workload.optimizer(model.parameters())
     check_settings(
         {
@@ -235,10 +236,14 @@ class Run:
         self.density_floor = 0.0
         self.position = Position()
         self.epoch_random = randomness.states()
-        self.checkpoints = (
-            Checkpoints(options.checkpoint, transport) if options.checkpoint else None
-        )
-        if self.checkpoints:
+        self.checkpoints: Checkpoints | None = None
+        if options.checkpoint:
+            settings = {
+                "seed": options.seed,
+                "batch size": workload.batch_size,
+                "optimizer": type(optimizer).__name__,
+            }
+            self.checkpoints = Checkpoints(options.checkpoint, transport, settings)
             self._resume_or_begin(self.checkpoints)
         self.recorder = Recorder(engine)
 
@@ -258,8 +263,8 @@ class Run:
             with self.recorder.counting_traffic():
                 for loss, seconds in self._steps(epoch):
                     self._watch(epoch, loss, seconds)
-            self._evaluate(epoch)
             self._checkpoint()
+            self._evaluate(epoch)
             yield epoch
             if self._enough():
                 break
@@ -384,10 +389,8 @@ class Run:
         self.transport.barrier()
 
     def _judge(self, epoch: int) -> None:
-        self.model.eval()
-        with randomness.kept():
+        with evaluating(self.model), randomness.kept():
             result = self.workload.evaluate(self.model)
-        self.model.train()
         if result is not None and math.isfinite(result[1]):  # JSON has no NaN
             metric, value = result
             self.recorder.evaluations.append(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
@@ -17,6 +18,7 @@ from comm_plan.runtime.checkpoint import KEEP, Position
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
+    FEATURES,
     Killed,
     dying,
     net,
@@ -40,6 +42,52 @@ def run(folder, steps, transport=None, *, every=1, dies=None, **options):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_resumed_run_is_asked_for_counts(tmp_path):
+    """Its rate is its own, not the one of the run before."""
+    sums = []
+    for rate in (0.1, 0.0):
+        folder = tmp_path / str(rate)
+        begun = run(folder, 2)
+        training = workload(
+            world_size=1, optimizer=lambda p, lr=rate: torch.optim.SGD(p, lr=lr)
+        )
+        options = Options(steps=4, checkpoint=folder, resume=True)
+        plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+        resumed = train(training, plan, LocalTransport(), options)
+        sums.append(resumed.parameters_sha256 == begun.parameters_sha256)
+    assert sums == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"batch_size": 5}, "of a run with batch size .*, this one has 5"),
+        ({"optimizer": torch.optim.Adam}, "of a run with optimizer SGD, this one has"),
+        ({"model": nn.Linear(FEATURES, 3)}, "is of another model: "),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, changes, problem):
+    run(tmp_path, 2)
+    training = workload(world_size=1, **changes)
+    plan = plan_for(training.model, 1, TopK(density=0.1), "allgather")
+    options = Options(steps=4, checkpoint=tmp_path, resume=True)
+    with pytest.raises(InputError, match=problem):
+        train(training, plan, LocalTransport(), options)
+    with pytest.raises(InputError, match="with seed 0, this one has 7"):
+        run(tmp_path, 4, resume=True, seed=7)
+
+
+def test_an_evaluation_that_fails_costs_no_epoch(tmp_path):
+    def fail(model):
+        raise ValueError("no such class")
+
+    training = workload(world_size=1, evaluate=fail)
+    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+    with pytest.raises(ValueError, match="no such class"):
+        train(training, plan, LocalTransport(), Options(checkpoint=tmp_path))
+    assert names(tmp_path) == [f"step-{EPOCH_STEPS:08d}"]
 
 
 def test_the_two_newest_are_kept(tmp_path):

@@ -142,7 +142,7 @@ def lines_of(path, spec, collective="allgather", every=1, **options):
     def rank(transport):
         training = workload()
         plan = plan_for(training.model, 2, spec, collective)
-        options_here = Options(watcher=writer(path, every), steps=8, **options)
+        options_here = Options(watcher=writer(path, every), **{"steps": 8, **options})
         return train(training, plan, transport, options_here).parameters_sha256
 
     assert len(set(run_ranks(2, rank))) == 1
@@ -156,7 +156,18 @@ def test_every_so_many_steps_make_a_line(tmp_path):
     lines = lines_of(path, TopK(density=0.1), every=3)
     assert [line["step"] for line in lines] == [3, 6]
     lines = lines_of(path, TopK(density=0.1), every=4)
-    assert [line["step"] for line in lines] == [3, 6, 4, 8], "a resume would lose some"
+    assert [line["step"] for line in lines] == [4, 8], "of another run"
+
+
+def test_a_resumed_run_adds_its_lines(tmp_path):
+    path, folder = tmp_path / "d.jsonl", tmp_path / "checkpoints"
+
+    def lines(steps, **options):
+        spec = TopK(density=0.1)
+        return lines_of(path, spec, every=2, steps=steps, checkpoint=folder, **options)
+
+    lines(4)
+    assert [line["step"] for line in lines(8, resume=True)] == [2, 4, 6, 8]
 
 
 def test_measuring_changes_nothing(tmp_path):

@@ -204,6 +204,24 @@ def test_evaluation_leaves_the_training_alone():
     assert modes == [False, False]
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_what_a_user_has_frozen_stays_so_unless_it_is_the_whole_model(pretrained):
+    seen = []
+
+    class Noting(nn.BatchNorm1d):
+        def forward(self, x):
+            seen.append(self.training)
+            return super().forward(x)
+
+    model = nn.Sequential(net(), Noting(5))
+    (model if pretrained else model[1]).eval()
+    training = workload(model, 1, evaluate=lambda model: ("loss", 1.0))
+    options = Options(epochs=2)
+    train(training, plan_for(model, 1), LocalTransport(), options)
+    assert len(seen) >= 2 * EPOCH_STEPS
+    assert set(seen) == {pretrained}
+
+
 def test_the_seed_decides_everything_random():
     def outcome(seed):
         training = workload(net(torch.nn.Dropout(0.5)), 1)
