@@ -40,6 +40,7 @@ from comm_plan.options import (
     CompressorOptions,
     DenseLayers,
     ExportTarget,
+    FindUnusedParameters,
     Json,
     LinkSpeed,
     MaxRatio,
@@ -337,12 +338,7 @@ def train(
         Literal["stop", "skip"],
         typer.Option(help="What to do on a gradient with inf or NaN."),
     ] = "stop",
-    find_unused_parameters: Annotated[
-        bool,
-        typer.Option(
-            "--find-unused-parameters", help="Parameters may get no gradient."
-        ),
-    ] = False,
+    find_unused_parameters: FindUnusedParameters = False,
     second_moments: Annotated[
         str | None,
         typer.Option(
@@ -390,6 +386,8 @@ def train(
     if (resume or elastic) and checkpoint is None:
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
+    if checkpoint_every and checkpoint is None:
+        raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
     check_writable(output)
     chosen = _plan_for_these(plan, elastic, launching.link_of(ranks))
     model = _load(workload, changes, optimizer, training.seed)
@@ -444,7 +442,10 @@ def train(
                 },
             ),
         )
-    _finish(record, output, json)
+    if record.iterations_s or not output.exists():
+        _finish(record, output, json)
+    elif place().rank == 0:
+        screen.say(f"nothing was left to do: {output} stays as it is")
 
 
 @app.command()
@@ -463,12 +464,13 @@ def compare(
     changes: WorkloadOptions,
     optimizer: OptimizerChanges,
     training: Training,
+    find_unused_parameters: FindUnusedParameters = False,
     ranks: Ranks,
 ) -> None:
     """Train by several plans at once, in turns: was it worth it?"""
     ranks = launching.as_planned(ranks, plans[0])
     launching.start_ranks(context, ranks)
-    from comm_plan.plans import Plan, check_writable
+    from comm_plan.plans import check_writable
     from comm_plan.plans.files import make_folder
     from comm_plan.report.comparison import comparison
     from comm_plan.runtime.side_by_side import train_side_by_side
@@ -481,7 +483,8 @@ def compare(
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
         check_writable(output)
-    chosen = [Plan.load(plan) for plan in plans]
+    link = launching.link_of(ranks)
+    chosen = [_plan_for_these(plan, None, link) for plan in plans]
     model = _load(workload, changes, optimizer, training.seed)
     with (
         launching.connected(ranks) as transport,
@@ -497,6 +500,7 @@ def compare(
             steps=training.steps,
             seed=training.seed,
             learning_rate=arguments.learning_rate(training),
+            find_unused_parameters=find_unused_parameters,
             density_warmup=arguments.density_warmup(training.density_warmup),
             watcher=watch,
         )
@@ -505,6 +509,11 @@ def compare(
         for output, record in zip(outputs, records, strict=True):
             record.save(output)
         screen.show(comparison(list(zip(names, records, strict=True)), target))
+        if target is not None and not any(record.evaluations for record in records):
+            screen.say(
+                f"--target {target:g}: no run has a metric: give the workload an "
+                "evaluate function"
+            )
         screen.say(f"wrote {', '.join(map(str, outputs))}")
 
 
@@ -547,6 +556,7 @@ def tune(
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = None,
     tolerance: Tolerance = 0.01,
+    find_unused_parameters: FindUnusedParameters = False,
     ranks: Ranks,
     json: Json = False,
 ) -> None:
@@ -581,6 +591,7 @@ def tune(
                 ),
                 profile=None if profile is None else Profile.load(profile),
                 network=None if network is None else Network.load(network),
+                find_unused_parameters=find_unused_parameters,
                 progress=progress,
             ),
             save=lambda best: best.save(folder),
@@ -805,7 +816,7 @@ def _plan_for_these(
         plan = replan(plan, *documents, here.world_size)
     if plan.emulated_link != link:
         said.append(
-            f"the plan is for {plan.emulated_link or 'a real network'}, this run is on "
+            f"{path} is for {plan.emulated_link or 'a real network'}, this run is on "
             f"{link or 'a real network'}"
         )
     for line in said if here.rank == 0 else ():

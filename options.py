@@ -104,6 +104,10 @@ CompressorOptions = Annotated[
         "--set", metavar="NAME=VALUE", help="Of the forced compressor: density=..."
     ),
 ]
+FindUnusedParameters = Annotated[
+    bool,
+    typer.Option("--find-unused-parameters", help="Parameters may get no gradient."),
+]
 Tolerance = Annotated[
     float,
     typer.Option(

@@ -10,11 +10,14 @@ from functools import cached_property
 from comm_plan import units
 from comm_plan.errors import InputError
 from comm_plan.planner.documents import dense_lower_bound_s, to_plan
-from comm_plan.planner.problem import Problem, Solution
+from comm_plan.planner.problem import DDP_CAPS, HOROVOD_CAPS, Problem, Solution
 from comm_plan.planner.remarks import remarks
 from comm_plan.planner.schedule import Schedule
 from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, find_solver
 from comm_plan.plans.plan import TODAY, Plan
+
+WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
+"""Who closes buckets at these caps, in bytes."""
 
 WORTHWHILE = 0.01
 """A gain of a smaller share of the iteration time is called none."""
@@ -100,8 +103,12 @@ class Summary:
 
     @cached_property
     def verdict(self) -> str:
-        """In one sentence what planning brings over DDP's buckets."""
-        return verdict(self.rows, self.lower_bound_s)
+        """In one sentence what planning brings over the buckets of ``threshold``."""
+        return verdict(self.rows, self.lower_bound_s, self._today)
+
+    @property
+    def _today(self) -> str:
+        return merged_by(self.problem.settings.caps_nbytes)
 
     def judgement(self, solver: str) -> str:
         """Return in one sentence how the plan that was asked for does.
@@ -116,17 +123,17 @@ class Summary:
         fastest = self.rows[0]
         gain = _gain(row.iteration_s, today.iteration_s)
         if row is today:
-            text = "this plan: DDP's buckets"
+            text = f"this plan: {self._today}"
         elif abs(gain) <= WORTHWHILE:
-            text = f"this plan, {row.label}: about the time of DDP's buckets"
+            text = f"this plan, {row.label}: about the time of {self._today}"
         elif gain > 0:
             text = (
-                f"this plan, {row.label}: {_percent(gain)} less time than DDP's buckets"
+                f"this plan, {row.label}: {_percent(gain)} less time than {self._today}"
             )
         else:
             text = (
                 f"this plan, {row.label}, loses: {_percent(-gain)} more time than "
-                "DDP's buckets"
+                f"{self._today}"
             )
         if fastest.iteration_s < row.iteration_s * (1 - WORTHWHILE):
             less = _percent(_gain(fastest.iteration_s, row.iteration_s))
@@ -229,12 +236,20 @@ def summarise(
     return Summary(problem, tuple(rows), bound, left_out)
 
 
-def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
-    """Return in one sentence what planning brings over DDP's buckets.
+def merged_by(caps_nbytes: tuple[int, ...]) -> str:
+    """Return whose buckets have these caps, or how large they are, in bytes."""
+    if caps_nbytes in WHOSE:
+        return f"{WHOSE[caps_nbytes]} buckets"
+    return f"buckets of {', then '.join(map(units.nbytes, caps_nbytes))}"
+
+
+def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -> str:
+    """Return in one sentence what planning brings over the buckets of ``threshold``.
 
     Args:
         rows: at least those of ``threshold`` and ``optimal``.
         lower_bound_s: for dense traffic.
+        instead_of: what the buckets of ``threshold`` are called.
     """
     dense = {row.solver: row for row in rows if row.forced is None}
     today, merged = dense[TODAY], dense[MERGED]
@@ -245,7 +260,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
     if today.exposed_s <= WORTHWHILE * today.iteration_s:
         exposed = _gain(today.iteration_s - today.exposed_s, today.iteration_s)
         return (
-            f"nothing to gain: DDP's buckets leave only {_percent(exposed)} of the "
+            f"nothing to gain: {instead_of} leave only {_percent(exposed)} of the "
             "iteration exposed"
         )
     gain = _gain(merged.iteration_s, today.iteration_s)
@@ -253,7 +268,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
     if most <= WORTHWHILE:
         best = "no plan is" if most <= 0 else f"the best plan is {_percent(most)}"
         text = (
-            f"nothing to gain: {best} faster than DDP's buckets, and no dense plan "
+            f"nothing to gain: {best} faster than {instead_of}, and no dense plan "
             f"beats {units.seconds(lower_bound_s)}"
         )
         if all(row.forced is None and SOLVERS[row.solver].is_baseline for row in rows):
@@ -261,16 +276,16 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float) -> str:
         return text
     if gain > most - WORTHWHILE:
         return (
-            f"merge only: {_percent(gain)} less time than DDP's buckets, exactly dense"
+            f"merge only: {_percent(gain)} less time than {instead_of}, exactly dense"
         )
     if gain <= WORTHWHILE:
         return (
-            f"compress: {planned.label} takes {_percent(most)} less time than DDP's "
-            "buckets; merging alone gains nothing"
+            f"compress: {planned.label} takes {_percent(most)} less time than "
+            f"{instead_of}; merging alone gains nothing"
         )
     return (
-        f"compress: {planned.label} takes {_percent(most)} less time than DDP's "
-        f"buckets; merging alone, exactly dense, {_percent(gain)}"
+        f"compress: {planned.label} takes {_percent(most)} less time than "
+        f"{instead_of}; merging alone, exactly dense, {_percent(gain)}"
     )
 
 

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from rich import box
 from rich.table import Table
 
 from comm_plan import units
-from comm_plan.plans import RunRecord
+from comm_plan.plans import Evaluation, RunRecord
 from comm_plan.report.run import computation_off, prediction_error
 
-FALLING = ("loss", "perplexity")
-"""Metrics that are better the lower they are."""
-
+FALLS = {"loss": True, "perplexity": True, "accuracy": False}
+"""Whether a metric is better the lower it is, of those that are known by name."""
 
 DRIFT = 0.1
 """Computation that is off by less needs no word."""
 
 
-def seconds_to(record: RunRecord, metric: str, value: float) -> float | None:
-    """Return after how many seconds of training ``metric`` was first ``value``.
+def has_to_fall(metric: str, first: float, target: float) -> bool:
+    """Return whether ``metric`` gets to ``target`` from above.
 
-    What is in FALLING has to come down to it, anything else up to it. Only iterations
-    count, and what was evaluated: mostly the ends of epochs.
+    Args:
+        metric: its name, which decides if it is in :data:`FALLS`.
+        first: the value of the first evaluation; one above the target has to fall.
+        target: the value to get to.
+    """
+    return FALLS.get(metric, first > target)
+
+
+def seconds_to(
+    record: RunRecord, metric: str, target: float, *, falls: bool
+) -> float | None:
+    """Return after how many seconds of training ``metric`` was first at ``target``.
+
+    Only iterations count, and what was evaluated: mostly the ends of epochs.
+
+    Args:
+        record: the run.
+        metric: its name.
+        target: the value to get to.
+        falls: whether it has to come down to it, not up.
 
     Returns:
-        None if it never was.
+        None if it never was there.
     """
     elapsed_s = [0.0, *accumulate(record.iterations_s)]
     for evaluation in record.evaluations:
         now = evaluation.value
-        reached = now <= value if metric in FALLING else now >= value
+        reached = now <= target if falls else now >= target
         if evaluation.metric == metric and reached:
             return elapsed_s[evaluation.step]
     return None
@@ -49,7 +66,8 @@ def comparison(
     """
     first, baseline = records[0]
     base = baseline.iteration.median_s
-    metric = next((e.metric for _, r in records for e in r.evaluations), None)
+    evaluated = next((e for _, r in records for e in r.evaluations), None)
+    metric = None if evaluated is None else evaluated.metric
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -64,12 +82,8 @@ def comparison(
         table.add_column(name, justify="right", no_wrap=True)
     for name, record in records:
         cells = [*_times(record, base), *_sent(record)]
-        if metric:
-            last = [e.value for e in record.evaluations if e.metric == metric]
-            cells.append(f"{last[-1]:.4g}" if last else "-")
-            if target is not None:
-                after_s = seconds_to(record, metric, target)
-                cells.append("never" if after_s is None else units.seconds(after_s))
+        if evaluated is not None:
+            cells += _quality(record, evaluated, target)
         table.add_row(name, *cells)
     return table
 
@@ -84,6 +98,18 @@ def _drift(baseline: RunRecord) -> str:
         f"\ncomputation took {units.percent(abs(off))} {than} than predicted: the "
         f"machine is {now} than when it was measured"
     )
+
+
+def _quality(
+    record: RunRecord, first: Evaluation, target: float | None
+) -> Iterator[str]:
+    """Yield the last value of the metric of ``first``, and the time to ``target``."""
+    last = [e.value for e in record.evaluations if e.metric == first.metric]
+    yield f"{last[-1]:.4g}" if last else "-"
+    if target is not None:
+        falls = has_to_fall(first.metric, first.value, target)
+        after_s = seconds_to(record, first.metric, target, falls=falls)
+        yield "never" if after_s is None else units.seconds(after_s)
 
 
 def _times(record: RunRecord, base_s: float) -> list[str]:

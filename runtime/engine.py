@@ -475,7 +475,8 @@ class Engine(Joinable):
                 remembered[name][RESIDUAL].mul_(1 - factor)
             elif parameter in after and parameter not in before:
                 factor = self._momentum.of(parameter).factor
-                remembered[name][RESIDUAL].div_(1 - factor)
+                if factor < 1:  # else there is no end to what it would add
+                    remembered[name][RESIDUAL].div_(1 - factor)
         self._momentum.after_step(
             ChangeOfSides(
                 to_buffers=to_buffers,
@@ -626,8 +627,8 @@ class Engine(Joinable):
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             raise RunError(
                 f"{len(missing)} parameters got no gradient in this step: {names}: "
-                "if that is meant, pass find_unused_parameters=True (train: "
-                "--find-unused-parameters)"
+                "if that is meant, pass find_unused_parameters=True (on the command "
+                "line: --find-unused-parameters)"
             )
 
     def _check_refusable(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from comm_plan import __version__, cli
+from comm_plan.errors import InputError
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
@@ -108,6 +109,10 @@ def test_the_version_is_told_whatever_follows(command, words):
             "greater than or equal to 1",
         ),
         (f"solve profile.json network.json --threshold {'x' * 4000}", "is no cap"),
+        (
+            "train gan --plan plan.json --checkpoint-every 3",
+            "--checkpoint-every needs --checkpoint FOLDER",
+        ),
     ],
 )
 def test_misuse_is_told_in_one_line(here, command, words, message):
@@ -290,6 +295,17 @@ def test_every_rank_says_what_input_is_bad_and_rank_0_is_first(
     assert said == [*first, "absent.json: cannot be read: no such file or directory"]
 
 
+def test_a_resumed_run_that_was_done_leaves_its_record(here, command):
+    run = ("train", REPLAYED, "--plan", "plan.json", "--steps", 3, "-o", "run.json")
+    kept = (*run, "--checkpoint", "checkpoints")
+    assert command(*kept).returncode == 0
+    record = (here / "run.json").read_text()
+    again = command(*kept, "--resume")
+    assert again.returncode == 0
+    assert "nothing was left to do: run.json stays as it is" in again.stderr
+    assert (here / "run.json").read_text() == record
+
+
 def test_an_error_is_said_where_the_environment_contradicts_itself(
     here, command, monkeypatch
 ):
@@ -391,6 +407,66 @@ def test_plans_are_tuned_and_compared_behind_an_emulated_link(here, command):
 def test_one_rank_has_nothing_to_tune(here, command):
     words = ("tune", REPLAYED, "--network", "network.json")
     assert "one rank has nothing to communicate" in command.refused(*words)
+
+
+def test_compare_says_that_a_plan_is_for_another_link(here, command):
+    link = EmulatedLink.parse("100mbit")
+    (here / "plan.json").write_text(json.dumps(plan(emulated_link=link.model_dump())))
+    run = command("compare", REPLAYED, "plan.json", "--steps", 2)
+    assert run.returncode == 0, run.stderr
+    said = " ".join(run.stderr.split())
+    assert f"plan.json is for {link}, this run is on a real network" in said
+
+
+def test_compare_says_that_no_run_has_a_metric_to_get_to_a_target(here, command):
+    run = command("compare", REPLAYED, "plan.json", "--steps", 2, "--target", 0.9)
+    assert run.returncode == 0, run.stderr
+    assert "--target 0.9: no run has a metric" in " ".join(run.stderr.split())
+
+
+UNUSED = """
+import torch
+from torch import nn
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 2, bias=False), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        return self.used(x)
+
+def make():
+    batch = torch.ones(3, 4), torch.zeros(3, dtype=torch.long)
+    return Half(), [batch] * 4, nn.CrossEntropyLoss()
+"""
+
+
+def test_models_with_unused_parameters_can_be_compared(here, command):
+    (here / "half.py").write_text(UNUSED)
+    shapes = [(f"{name}.weight", (2, 4), "float32") for name in ("used", "spare")]
+    document = plan(
+        model={"name": "half", "fingerprint": fingerprint(shapes)},
+        buckets=[{"tensors": ["spare.weight", "used.weight"]}],
+    )
+    (here / "plan.json").write_text(json.dumps(document))
+    words = ("compare", "half.py:make", "plan.json", "--steps", 2)
+    assert "--find-unused-parameters" in command.refused(*words, code=1)
+    run = command(*words, "--find-unused-parameters")
+    assert run.returncode == 0, run.stderr
+
+
+def test_tune_is_told_of_unused_parameters(here, command, monkeypatch):
+    given = []
+
+    def stop(workload, transport, options, save):
+        given.append(options.find_unused_parameters)
+        raise InputError("enough")
+
+    monkeypatch.setattr("comm_plan.tuner.tune.tune", stop)
+    command.refused("tune", REPLAYED)
+    command.refused("tune", REPLAYED, "--find-unused-parameters")
+    assert given == [False, True]
 
 
 def test_a_link_that_cannot_be_read_is_refused(here, command):

@@ -23,6 +23,7 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.modes import training
 from comm_plan.runtime.second_moments.choice import (
     EXACT,
     estimator,
@@ -73,13 +74,22 @@ class Trials:
         workload: what to run; its model is moved to the transport's device.
         transport: the ranks.
         seed: of the data and of stochastic compressors.
+        find_unused_parameters: see :class:`~comm_plan.runtime.engine.Engine`.
     """
 
-    def __init__(self, workload: Workload, transport: Transport, seed: int = 0) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        transport: Transport,
+        seed: int = 0,
+        *,
+        find_unused_parameters: bool = False,
+    ) -> None:
         self._workload = workload
         self._transport = transport
         self._seed = seed
-        self._model = workload.model.to(transport.device).train()
+        self._find_unused_parameters = find_unused_parameters
+        self._model = training(workload.model.to(transport.device))
         self._parts: int | None = None
 
     def run(
@@ -125,6 +135,7 @@ class Trials:
                     ranks,
                     seed=chosen,
                     on_nonfinite="skip",
+                    find_unused_parameters=self._find_unused_parameters,
                     gradient_as_bucket_view=True,
                     optimizer=optimizer,
                     second_moments=estimator(model, parts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from comm_plan.errors import InputError
+from comm_plan.errors import DocumentError, InputError, OutputError
 from comm_plan.planner import BASELINES, Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Seen, correction
@@ -72,6 +72,7 @@ class Options:
         settings: what plans may be.
         profile: of the workload, measured before; None: measure it.
         network: of the ranks, measured before; None: measure it.
+        find_unused_parameters: parameters may get no gradient.
         progress: called with what is done, of how much, and what is going on.
     """
 
@@ -82,6 +83,7 @@ class Options:
     settings: Settings = field(default_factory=Settings)
     profile: Profile | None = None
     network: Network | None = None
+    find_unused_parameters: bool = False
     progress: Progress = lambda done, total, what: None
 
 
@@ -137,11 +139,13 @@ class Tuned:
 
         ``plan.json`` is the winner, ``next-profile.json`` and ``next-network.json`` the
         costs as the trials corrected them, by which it is predicted. The other plans
-        are predicted by the costs that the tuning started from.
+        are predicted by the costs that the tuning started from. Plans that only an
+        earlier tuning into ``folder`` tried are removed.
 
         Raises:
-            OutputError: a file cannot be written.
+            OutputError: a file cannot be written or removed.
         """
+        _remove_earlier_plans(folder, {file_of(name) for name in self.plans})
         self.profile.save(folder / "profile.json")
         self.network.save(folder / "network.json")
         self.next_profile.save(folder / "next-profile.json")
@@ -155,6 +159,33 @@ class Tuned:
 def file_of(name: str) -> str:
     """Return the file of the plan called ``name``."""
     return f"plan-{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+
+
+def _remove_earlier_plans(folder: Path, kept: Collection[str]) -> None:
+    """Remove the plans that the tuning in ``folder`` tried, if there is one.
+
+    Args:
+        folder: where it wrote them.
+        kept: names of files that stay.
+
+    Raises:
+        OutputError: a file cannot be removed.
+    """
+    try:
+        earlier = Tuning.load(folder / "tuning.json")
+    except DocumentError:
+        return
+    tried = {trial.plan for trial in earlier.trials}
+    for path in folder.glob("plan-*.json"):
+        if path.name in tried and path.name not in kept:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be removed: {error.strerror}") from None
 
 
 def tune(
@@ -175,8 +206,8 @@ def tune(
         The same on all ranks.
 
     Raises:
-        InputError: there is one rank only, the budget does not suffice, or a cost is
-            missing.
+        InputError: there is one rank only, the profile is of another batch size, the
+            budget does not suffice, or a cost is missing.
         CollectiveError: a collective failed.
     """
     started_s = time.perf_counter()
@@ -185,6 +216,8 @@ def tune(
             "one rank has nothing to communicate, and tune nothing to try: start more "
             "(torchrun, mpirun, --local-ranks)"
         )
+    if options.profile is not None:
+        _check_batch_size(options.profile, workload)
     settings = _for_these(workload, transport, options.settings)
     options = replace(options, settings=settings)
     profile = options.profile or _profiled(workload, transport, options)
@@ -208,6 +241,20 @@ def tune(
     if transport.rank == 0:
         save(result)
     return result
+
+
+def _check_batch_size(profile: Profile, workload: Workload) -> None:
+    """Check that ``profile`` holds times of batches as the workload has them.
+
+    Raises:
+        InputError: it does not.
+    """
+    if profile.batch_size != workload.batch_size:
+        raise InputError(
+            f"the profile holds times of batch size {profile.batch_size}, the workload "
+            f"has {workload.batch_size}: profile it again with that batch size, or "
+            "leave --profile out"
+        )
 
 
 def _for_these(
@@ -258,7 +305,12 @@ class _Session:
         self._workload = workload
         self._plans = {c.name: c.plan for c in listed.tried}
         self._expected_s = {c.name: c.predicted_s for c in listed.tried}
-        self._trials = Trials(workload, transport, options.seed)
+        self._trials = Trials(
+            workload,
+            transport,
+            options.seed,
+            find_unused_parameters=options.find_unused_parameters,
+        )
         self._rounds: dict[str, list[Round]] = {name: [] for name in self._plans}
         self._curves: dict[str, list[Curve]] = {name: [] for name in self._plans}
         self._blocks: dict[str, list[Block]] = {name: [] for name in self._plans}

@@ -26,12 +26,40 @@ Loss = Callable[["nn.Module", Batch], "torch.Tensor"]
 Evaluate = Callable[["nn.Module"], "tuple[str, float] | None"]
 
 
+LONGEST_EPOCH = 10**6
+"""Batches after which whoever counts those of an epoch takes it to have no end."""
+
+
+def one_epoch(
+    batches: Batches, rank: int, world_size: int, epoch: int, seed: int
+) -> Iterator[Batch]:
+    """Yield a rank's batches of one epoch.
+
+    Raises:
+        WorkloadError: there are none, so that to train for a number of steps, or to
+            measure, would never end.
+    """
+    empty = True
+    for batch in batches(rank, world_size, epoch, seed):
+        empty = False
+        yield batch
+    if empty:
+        raise WorkloadError(
+            f"epoch {epoch} has no batch for rank {rank} of {world_size}: the data "
+            "must begin anew in each epoch, and give every rank a batch"
+        )
+
+
 def endless(
     batches: Batches, rank: int, world_size: int, seed: int = 0
 ) -> Iterator[Batch]:
-    """Return a rank's batches of one epoch after the other, without end."""
+    """Return a rank's batches of one epoch after the other, without end.
+
+    Raises:
+        WorkloadError: when an epoch is reached that has none.
+    """
     return itertools.chain.from_iterable(
-        batches(rank, world_size, epoch, seed) for epoch in itertools.count()
+        one_epoch(batches, rank, world_size, epoch, seed) for epoch in itertools.count()
     )
 
 
@@ -84,7 +112,18 @@ class Workload:
                 )
 
     def steps_of_epoch(self, world_size: int) -> int:
-        """Return how many batches a rank gets in an epoch; count them if need be."""
-        if self.epoch_steps is None:
-            return sum(1 for _ in self.batches(0, world_size, 0, 0))
-        return self.epoch_steps(world_size)
+        """Return how many batches a rank gets in an epoch; count them if need be.
+
+        Raises:
+            WorkloadError: there are none, or more than :data:`LONGEST_EPOCH`.
+        """
+        if self.epoch_steps is not None:
+            return self.epoch_steps(world_size)
+        batches = one_epoch(self.batches, 0, world_size, 0, 0)
+        steps = sum(1 for _ in itertools.islice(batches, LONGEST_EPOCH + 1))
+        if steps > LONGEST_EPOCH:
+            raise WorkloadError(
+                f"workload {self.name}: its epoch does not end within {LONGEST_EPOCH} "
+                "batches: let its data end, or give a Workload's epoch_steps"
+            )
+        return steps

@@ -51,25 +51,27 @@ def load(name: str, *, seed: int = 0, **options: Any) -> Workload:
     Args:
         name: a built-in name, ``package.module:function``, ``path/file.py:function``
             or ``replay:profile.json``.
-        seed: of the model's initial parameters; the same on every rank.
+        seed: of whatever its module and its function draw from the global random
+            numbers of Python, NumPy and PyTorch; the same on every rank.
         options: keyword arguments of the workload's function, such as ``batch_size``.
 
     Raises:
         WorkloadError: there is no such workload, it cannot be imported, it takes no
-            such option, or it does not return what :mod:`.user` asks for.
+            such option, or it does not return what :mod:`.user` asks for; or, when
+            a function of the workload runs, see :mod:`.checks`.
     """
-    import torch
-
-    make = _find(name)
-    _check_options(name, make, options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = _called(name, make, options)
-    if isinstance(made, Workload):
-        return made
+    from comm_plan.workloads.checks import checked
+    from comm_plan.workloads.seeding import seeded
     from comm_plan.workloads.user import from_parts
 
-    return from_parts(name, made)
+    with seeded(seed):
+        make = _find(name)
+    _check_options(name, make, options)
+    with seeded(seed):
+        made = _called(name, make, options)
+        if not isinstance(made, Workload):
+            made = from_parts(name, made)
+    return checked(made)
 
 
 def _find(name: str) -> Callable[..., Any]:

@@ -9,15 +9,16 @@ tuple of the parts that every training script has anyway::
         return model, data, loss, optimizer     # loss None: the model computes it
 
 ``model``
-    An ``nn.Module`` on the CPU. comm-plan sets the seed before it calls the function,
-    so that every rank makes the same parameters.
+    An ``nn.Module`` on the CPU. comm-plan sets the seeds of Python, NumPy and PyTorch
+    before it calls the function, so that every rank makes the same parameters and
+    splits its data alike.
 ``data``
     A ``DataLoader`` (its data set, batch size and ``collate_fn`` are taken, the shards
-    and the order are comm-plan's), a list of batches (dealt out to the ranks in turn),
-    or a function ``data(rank, world_size, epoch, seed)`` that yields the rank's
-    batches. A batch is a pair ``(inputs, targets)``, or a dictionary, which the model
-    takes as keywords. Inputs that are a tuple are several arguments, and those that are
-    a dictionary keywords.
+    and the order are comm-plan's, so it can have no other sampler), a list of batches
+    (dealt out to the ranks in turn), or a function ``data(rank, world_size, epoch,
+    seed)`` that yields the rank's batches of this epoch, and ends. A batch is a pair
+    ``(inputs, targets)``, or a dictionary, which the model takes as keywords. Inputs
+    that are a tuple are several arguments, and those that are a dictionary keywords.
 ``loss``
     ``loss(outputs, targets)`` such as ``nn.CrossEntropyLoss()``; it is called with what
     the model returns, and with the whole batch where that is a dictionary, and must
@@ -26,8 +27,9 @@ tuple of the parts that every training script has anyway::
     tuple that begins with it.
 ``optimizer``
     An optimizer over the model's parameters, or a function that makes one from
-    ``model.parameters()``. Of an optimizer its class and its groups' settings are
-    taken: every training begins with a new one.
+    ``model.parameters()``, of which the trained model may be a copy: it uses those that
+    it is handed. Of an optimizer its class and its groups' settings are taken: every
+    training begins with a new one.
 
 Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
 ``--batch-size``, ``--data`` or ``--augment`` shall work, the function takes
@@ -42,11 +44,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Batches, Loss, MakeOptimizer, Workload
+from comm_plan.workloads.checks import first_batch, kind
 from comm_plan.workloads.data import device_of, shard_indices
+
+REPLACED_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
+"""Samplers that only order and divide a data set, which comm-plan does itself."""
 
 
 def from_parts(name: str, parts: Any) -> Workload:
@@ -57,19 +69,19 @@ def from_parts(name: str, parts: Any) -> Workload:
     """
     if not isinstance(parts, tuple) or len(parts) not in (2, 3, 4):
         raise WorkloadError(
-            f"workload {name} returned {_kind(parts)}: return a "
+            f"workload {name} returned {kind(parts)}: return a "
             "comm_plan.workloads.Workload or a tuple (model, data), (model, data, "
             "loss) or (model, data, loss, optimizer)"
         )
     model, data, loss, *optimizer = (*parts, None) if len(parts) == 2 else parts
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f"workload {name} returned {_kind(model)} as its model: it must be an "
+            f"workload {name} returned {kind(model)} as its model: it must be an "
             "nn.Module"
         )
     if loss is not None and not callable(loss):
         raise WorkloadError(
-            f"workload {name} returned {_kind(loss)} as its loss: it must be a "
+            f"workload {name} returned {kind(loss)} as its loss: it must be a "
             "function of outputs and targets"
         )
     batches, batch_size = _batches(name, data)
@@ -90,19 +102,31 @@ def _batches(name: str, data: Any) -> tuple[Batches, int]:
     if isinstance(data, Sequence) and data:
         return _dealt(data), _samples(data[0])
     if callable(data):
-        return data, _samples(next(iter(data(0, 1, 0, 0))))
+        return data, _samples(first_batch(name, data))
     raise WorkloadError(
-        f"workload {name} returned {_kind(data)} as its data: it must be a DataLoader, "
+        f"workload {name} returned {kind(data)} as its data: it must be a DataLoader, "
         "a list of batches, or a function of rank, world_size, epoch and seed"
     )
 
 
 def _resharded(name: str, loader: DataLoader[Any]) -> tuple[Batches, int]:
     dataset, batch_size = loader.dataset, loader.batch_size
-    if batch_size is None or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise WorkloadError(
-            f"workload {name}: its DataLoader cannot be divided among ranks: it needs "
-            "a batch_size and a data set with a length"
+            f"workload {name}: the data set of its DataLoader, {kind(dataset)}, cannot "
+            "be divided among ranks: return a data function, or a data set with a "
+            "length and an index"
+        )
+    if batch_size is None:
+        raise WorkloadError(
+            f"workload {name}: its DataLoader cannot be divided among ranks: give it a "
+            "batch_size and no batch_sampler, or return a data function"
+        )
+    if type(loader.sampler) not in REPLACED_SAMPLERS:
+        raise WorkloadError(
+            f"workload {name}: its DataLoader has a "
+            f"{type(loader.sampler).__name__}, but the order of samples is "
+            "comm-plan's: use torch.utils.data.Subset, or a data function"
         )
 
     def batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[Any]:
@@ -153,7 +177,7 @@ def _loss(name: str, criterion: Any) -> Loss:
             return criterion(_outputs(model, batch), batch)  # type: ignore[no-any-return]
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise WorkloadError(
-                f"workload {name}: a batch is {_kind(batch)}, neither a pair of inputs "
+                f"workload {name}: a batch is {kind(batch)}, neither a pair of inputs "
                 "and targets nor a dictionary: return a comm_plan.workloads.Workload "
                 "with its own loss"
             )
@@ -173,7 +197,7 @@ def _own_loss(name: str) -> Loss:
         if not isinstance(value, torch.Tensor) or value.ndim:
             raise WorkloadError(
                 f"workload {name} returned no loss, and its model returns "
-                f"{_kind(returned)}, in which there is none: return (model, data, loss)"
+                f"{kind(returned)}, in which there is none: return (model, data, loss)"
             )
         return value
 
@@ -226,7 +250,7 @@ def _optimizer(name: str, model: nn.Module, given: Any = None) -> MakeOptimizer:
     if callable(given):
         return given  # type: ignore[no-any-return]
     raise WorkloadError(
-        f"workload {name} returned {_kind(given)} as its optimizer: it must be an "
+        f"workload {name} returned {kind(given)} as its optimizer: it must be an "
         "optimizer or a function of the parameters"
     )
 
@@ -258,9 +282,3 @@ def _like(name: str, model: nn.Module, given: torch.optim.Optimizer) -> MakeOpti
             ) from error
 
     return make
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return f"{type(value).__name__} {str(value)[:40]!r}".split("\n", 1)[0]

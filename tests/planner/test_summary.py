@@ -105,6 +105,18 @@ def test_ddp_s_own_buckets_are_named_as_such(build):
     assert summary.judgement("threshold").startswith("this plan: DDP's buckets")
 
 
+@pytest.mark.parametrize(
+    ("caps_nbytes", "name"),
+    [((128 << 20,), "Horovod's buckets"), ((1_500_000,), "buckets of 1.50 MB")],
+)
+@pytest.mark.parametrize("alpha_s", [0.0, 3e-3])
+def test_other_caps_are_not_called_ddp_s(build, caps_nbytes, name, alpha_s):
+    network = _network(build, alpha_s, 1e-12 if alpha_s == 0 else 3e-10)
+    summary = compared(_profile(build), network, caps_nbytes=caps_nbytes)
+    said = [summary.verdict, *map(summary.judgement, ("threshold", "wfbp", "optimal"))]
+    assert all(name in text and "DDP" not in text for text in said)
+
+
 def vgc(build, moments):
     free = build.compression(vgc=(0.0, 0.0))
     profile = _profile(build, free).model_copy(update={"second_moments": moments})

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from comm_plan.plans import Evaluation
-from comm_plan.report.comparison import comparison, seconds_to
+from comm_plan.report.comparison import comparison, has_to_fall, seconds_to
 from comm_plan.report.tuning import trial_rows, tuning_rows
 from comm_plan.tests.support import documents as build
 
@@ -22,7 +22,7 @@ def run(
     ("target", "expected_s"), [(0.4, 0.1), (0.9, 0.2), (0.95, 0.3), (0.99, None)]
 )
 def test_the_time_to_an_accuracy_counts_iterations(target, expected_s):
-    reached_s = seconds_to(run(), "accuracy", target)
+    reached_s = seconds_to(run(), "accuracy", target, falls=False)
     assert reached_s == (None if expected_s is None else pytest.approx(expected_s))
 
 
@@ -32,8 +32,35 @@ def test_a_loss_has_to_come_down():
         Evaluation(step=4, epoch=1, metric="loss", value=0.5),
     )
     record = run(evaluations=losses)
-    assert seconds_to(record, "loss", 1.0) == pytest.approx(0.2)
-    assert seconds_to(record, "accuracy", 0.1) is None
+    assert seconds_to(record, "loss", 1.0, falls=True) == pytest.approx(0.2)
+    assert seconds_to(record, "accuracy", 0.1, falls=False) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "first", "falls"),
+    [
+        ("val_loss", 2.0, True),
+        ("error", 2.0, True),
+        ("top5", 0.5, False),
+        ("accuracy", 2.0, False),
+        ("loss", 0.5, True),
+    ],
+)
+def test_what_starts_above_the_target_has_to_fall(metric, first, falls):
+    assert has_to_fall(metric, first, 1.0) == falls
+
+
+def test_the_time_to_a_metric_that_falls_is_shown():
+    values = [(2, 2.0), (4, 1.5), (6, 0.5)]
+    record = run(
+        evaluations=tuple(
+            Evaluation(step=step, epoch=0, metric="val_loss", value=value)
+            for step, value in values
+        )
+    )
+    text = printed(comparison([("ddp", record)], target=1.0))
+    ddp = next(line.split() for line in text.splitlines() if line.startswith(" ddp"))
+    assert ddp[-3:] == ["0.5", "300", "ms"]
 
 
 def printed(table):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from comm_plan.collectives.emulation import emulate
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, RunError
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.plans import EmulatedLink, Network, Plan, Profile, Tuning
 from comm_plan.profiler import measure
@@ -23,7 +23,7 @@ from comm_plan.transports.local import LocalTransport
 from comm_plan.tuner import measuring
 from comm_plan.tuner import tune as module
 from comm_plan.tuner.trials import Trials
-from comm_plan.tuner.tune import Options, file_of, tune
+from comm_plan.tuner.tune import Options, Tuned, file_of, tune
 
 
 def network(world_size=2):
@@ -92,6 +92,26 @@ def test_a_trial_trains_and_says_when_buckets_travelled():
     assert block.seconds.shape == block.losses.shape == (12,)
     assert block.losses[-3:].mean() < block.losses[:3].mean()
     assert len(block.timing.buckets) == len(plan_for(model, 1).buckets)
+
+
+class Half(nn.Module):
+    """A net, and a layer that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = net(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_trials_of_models_with_unused_parameters():
+    model = Half()
+    training = workload(model, 1)
+    with pytest.raises(RunError, match="find-unused-parameters"):
+        Trials(training, LocalTransport()).run(plan_for(model, 1), 2)
+    trials = Trials(training, LocalTransport(), find_unused_parameters=True)
+    assert trials.run(plan_for(model, 1), 2).seconds.shape == (2,)
 
 
 def tuned(tmp_path, link=None, **changes):
@@ -170,6 +190,37 @@ def test_profiling_leaves_no_trace(monkeypatch):
         return all(map(torch.equal, before, after))
 
     assert run_ranks(2, rank) == [True, True]
+
+
+def test_a_profile_of_another_batch_size_is_refused():
+    other = profiled(workload(net(), 2)).model_copy(update={"batch_size": 256})
+
+    def rank(transport):
+        options = Options(profile=other, network=network(), budget_s=60.0)
+        with pytest.raises(InputError, match="of batch size 256, the workload has 4"):
+            tune(workload(net(), 2), transport, options)
+
+    run_ranks(2, rank)
+
+
+def test_plans_that_only_an_earlier_tuning_tried_are_removed(tmp_path):
+    profile = profiled(workload(net(), 2))
+    plan = plan_for(net(), 2)
+    mine = [tmp_path / "plan-mine.json", tmp_path / "plan.json"]
+    for path in mine:
+        plan.save(path)
+
+    def save(*names):
+        trials = [documents.trial(name, 0.1, plan=file_of(name)) for name in names]
+        tuning = documents.tuning(profile, *trials)
+        plans = dict.fromkeys(names, solve(make_problem(profile, network()), "wfbp"))
+        Tuned(tuning, plans, profile, network(), correction=None).save(tmp_path)
+
+    save("threshold", "slgs")
+    save("threshold", "lags")
+    left = {path.name for path in tmp_path.glob("plan*.json")}
+    tried = {"plan-threshold.json", "plan-lags.json"}
+    assert left == {path.name for path in mine} | tried
 
 
 def test_one_rank_has_nothing_to_tune():

@@ -1,14 +1,26 @@
 """Loading a user's own workload, and what is said when that fails."""
 
 import copy
+import random
 import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads import load
@@ -17,7 +29,7 @@ from comm_plan.workloads.user import from_parts
 OWN = """
 import torch
 from torch import nn
-from neighbour import CLASSES
+from neighbour import CLASSES, MODULE_DREW
 
 def make(batch_size=4):
     model = nn.Linear(3, CLASSES)
@@ -27,15 +39,30 @@ def make(batch_size=4):
 def plain():
     return nn.Linear(3, 2)
 
+def draws():
+    import random
+    import numpy as np
+    drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
+    return nn.Linear(3, 2), [(torch.tensor(MODULE_DREW + drawn),) * 2], nn.MSELoss()
+
 def fails():
     raise ValueError("no data here\\nat all")
+"""
+
+NEIGHBOUR = """
+import random
+import numpy as np
+import torch
+
+CLASSES = 2
+MODULE_DREW = [random.random(), np.random.rand(), torch.rand(1).item()]
 """
 
 
 @pytest.fixture
 def own_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "neighbour.py").write_text("CLASSES = 2\n")
+    (tmp_path / "neighbour.py").write_text(NEIGHBOUR)
     file = tmp_path / "own_workload.py"
     file.write_text(OWN)
     yield file
@@ -63,6 +90,26 @@ def test_the_seed_reaches_a_users_model(own_file):
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+def test_all_that_a_users_file_draws_comes_from_the_seed(own_file):
+    def drawn(seed):
+        for name in ("neighbour", "comm_plan_workload_own_workload"):
+            sys.modules.pop(name, None)
+        (batch,) = load(f"{own_file}:draws", seed=seed).batches(0, 1, 0, 0)
+        return batch[0]
+
+    one, same, other = (drawn(seed) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not (one == other).any()
+
+
+def test_loading_leaves_the_global_random_numbers_alone(own_file):
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    load(f"{own_file}:draws", seed=1)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
 
 
 @pytest.mark.parametrize(
@@ -113,6 +160,57 @@ def test_a_dataloader_is_divided_among_the_ranks():
     assert workload.batch_size == 2
 
 
+ROWS = TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
+
+
+class Stream(IterableDataset):
+    """Says how long it is, but has no index."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SequentialSampler(ROWS),
+        RandomSampler(ROWS),
+        DistributedSampler(ROWS, num_replicas=2, rank=0),
+    ],
+)
+def test_a_sampler_that_only_orders_is_replaced(sampler):
+    loader = DataLoader(ROWS, batch_size=2, sampler=sampler)
+    workload = from_parts("own", (nn.Linear(1, 1), loader, criterion))
+    assert workload.steps_of_epoch(2) == 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (
+            DataLoader(ROWS, batch_size=2, sampler=SubsetRandomSampler([0, 1])),
+            "SubsetRandomSampler.*use torch.utils.data.Subset, or a data function",
+        ),
+        (
+            DataLoader(ROWS, batch_size=2, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+            "WeightedRandomSampler",
+        ),
+        (
+            DataLoader(ROWS, batch_sampler=BatchSampler([0, 1], 2, drop_last=True)),
+            "a batch_size and no batch_sampler",
+        ),
+        (DataLoader(Stream(), batch_size=2), "Stream.*return a data function"),
+    ],
+    ids=["subset", "weights", "batches", "stream"],
+)
+def test_a_dataloader_that_cannot_be_divided_is_refused(loader, message):
+    with pytest.raises(WorkloadError, match=message):
+        from_parts("own", (nn.Linear(1, 1), loader, criterion))
+
+
 def test_a_list_of_batches_is_dealt_out_in_turn():
     batches = [(torch.full((1, 1), float(i)), torch.zeros(1, 1)) for i in range(5)]
     workload = from_parts("own", (nn.Linear(1, 1), batches, criterion))
@@ -129,6 +227,25 @@ def test_a_function_of_batches_is_used_as_it_is():
     workload = from_parts("own", (nn.Linear(1, 1), data, criterion))
     assert workload.batch_size == 7
     assert workload.batches is data
+
+
+ITERATOR = iter([(torch.zeros(1, 1), torch.zeros(1, 1))] * 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: iter(()), r"called with \(rank, world_size, epoch, seed\) and takes"),
+        (lambda *of_epoch: iter(()), "yields no batch"),
+        (lambda *of_epoch: None, "returned NoneType 'None': let it yield"),
+        (lambda *of_epoch: ITERATOR, "the same iterator"),
+    ],
+    ids=["arguments", "empty", "none", "one iterator"],
+)
+def test_a_data_function_that_gives_no_epochs_is_refused(data, message):
+    with pytest.raises(WorkloadError, match=message) as raised:
+        from_parts("own", (nn.Linear(1, 1), data, criterion))
+    assert "\n" not in str(raised.value)
 
 
 def test_an_optimizer_may_be_made_or_made_later():
