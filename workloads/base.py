@@ -118,7 +118,13 @@ class Workload:
             WorkloadError: there are none, or more than :data:`LONGEST_EPOCH`.
         """
         if self.epoch_steps is not None:
-            return self.epoch_steps(world_size)
+            steps = self.epoch_steps(world_size)
+            if steps < 1:
+                raise WorkloadError(
+                    f"workload {self.name}: its data gives {world_size} ranks no batch "
+                    "each: use fewer ranks, or a smaller batch size"
+                )
+            return steps
         batches = one_epoch(self.batches, 0, world_size, 0, 0)
         steps = sum(1 for _ in itertools.islice(batches, LONGEST_EPOCH + 1))
         if steps > LONGEST_EPOCH:

@@ -12,7 +12,7 @@ from torch import nn
 
 from comm_plan import parallelize
 from comm_plan.plans import Hybrid, PartitionTopK, PowerSgd, SparDL, Strom, TopK
-from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.tests.runtime.trainings import Failing, plan_for
 from comm_plan.tests.support.harness import run_ranks
 
 RANKS = 2
@@ -51,18 +51,6 @@ class Heads(nn.Module):
 
     def forward(self, x, use):
         return sum(getattr(self, name)(x) for name in use)
-
-
-class Failing(torch.autograd.Function):
-    """The identity, whose backward raises."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        raise MemoryError("no room")
 
 
 class Loop:

@@ -20,6 +20,7 @@ from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.runtime.trainer import Options
 from comm_plan.tests.runtime.semantics import SAME
+from comm_plan.tests.runtime.trainings import Failing
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
@@ -736,18 +737,6 @@ def test_a_plan_under_which_a_mean_is_not_final_is_not_swapped_in():
         engine.on_reduced(lambda parameters: None)
         with pytest.raises(InputError, match="under topk"):
             engine.swap(compressed_plan(model, 1, TopK(density=0.5)), replan)
-
-
-class Failing(torch.autograd.Function):
-    """The identity, whose backward raises."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        raise MemoryError("no room")
 
 
 def fail_half_way(model):

@@ -68,6 +68,18 @@ def net(*layers):
     return model
 
 
+class Failing(torch.autograd.Function):
+    """The identity, whose backward raises."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise MemoryError("no room")
+
+
 def workload(model=None, world_size=2, **changes):
     """A workload of ``EPOCH_STEPS`` steps an epoch for ``world_size`` ranks."""
     generator = torch.Generator().manual_seed(1)

@@ -174,3 +174,8 @@ def test_the_steps_of_an_epoch_are_counted_up_to_a_bound(monkeypatch):
     for number in (4, 10**9):
         with says("does not end within 3 batches"):
             steps(number)
+
+
+def test_ranks_without_a_batch_are_refused_where_a_schedule_counts_steps():
+    with says("gives 9 ranks no batch each"):
+        own(epoch_steps=lambda world_size: 8 // world_size).steps_of_epoch(9)
