@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import EngineState
 from comm_plan.transports.base import Transport
 
-COMMON = ("settings", "progress", "model", "optimizer")
+COMMON = ("settings", "asked", "progress", "model", "optimizer")
 """What the file of rank 0 holds for all."""
 
 KEEP = 2  # newest checkpoints; one would not do if it is damaged
@@ -68,17 +68,26 @@ class Checkpoints:
         folder: where; a run that begins makes it if it is not there.
         transport: the ranks; every method is a collective call.
         settings: of the run, by name; only a run with the same goes on from them.
+        optimizer: of the run, as it is asked for.
 
     Raises:
         OutputError: the folder cannot be written to.
     """
 
     def __init__(
-        self, folder: Path, transport: Transport, settings: Mapping[str, object]
+        self,
+        folder: Path,
+        transport: Transport,
+        settings: Mapping[str, object],
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         self._folder = folder
         self._transport = transport
         self._settings = dict(settings)
+        self._asked = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         self._newest_step: int | None = None
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"{folder}: cannot be written to: give another folder")
@@ -130,6 +139,7 @@ class Checkpoints:
         }
         if self._transport.rank == 0:
             content["settings"] = self._settings
+            content["asked"] = self._asked
             content["progress"] = vars(position)
             content["model"] = model.state_dict()
             content["optimizer"] = optimizer.state_dict()
@@ -184,6 +194,7 @@ class Checkpoints:
         common = self._common_part(folder, contents)
         self._check_settings(folder, common["settings"])
         _load(folder, model, optimizer, common)
+        self._set_what_is_asked(optimizer, common["asked"])
         position = Position(**common["progress"])
         self._newest_step = position.step
         own = contents.get(_file(self._transport.rank))
@@ -203,6 +214,20 @@ class Checkpoints:
                     f"{folder}: is of a run with {name} {written[name]}, this one has "
                     f"{value}: give the same, or train without --resume"
                 )
+
+    def _set_what_is_asked(
+        self, optimizer: torch.optim.Optimizer, before: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Set the options that are asked for otherwise than ``before``.
+
+        And the learning rate, which a schedule may have changed. What else is in groups
+        may be what the optimizer has gathered.
+        """
+        groups = optimizer.param_groups
+        for group, asked, was in zip(groups, self._asked, before, strict=True):
+            for name, value in asked.items():
+                if name == "lr" or was.get(name) != value:
+                    group[name] = value
 
     def _common_part(
         self, folder: Path, contents: dict[str, dict[str, Any]]
@@ -325,25 +350,17 @@ class Checkpoints:
 def _load(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, common: Any
 ) -> None:
-    """Give both what ``common`` holds of them; options stay as they are asked for.
-
-    Learning rates that a schedule changes are set again in every step.
+    """Give both what ``common`` holds of them.
 
     Raises:
         InputError: it is not theirs.
     """
-    asked = [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
     try:
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])
     except (RuntimeError, ValueError) as error:
         cause = one_line(str(error), checkpoint_file.LONGEST_CAUSE)
         raise InputError(f"{folder}: is of another model: {cause}") from None
-    for group, options in zip(optimizer.param_groups, asked, strict=True):
-        group.update(options)
 
 
 def _file(rank: int) -> str:

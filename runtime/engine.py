@@ -347,6 +347,9 @@ class Engine(Joinable):
             RunError: the other ranks cannot be told.
         """
         self._check_refusable()
+        if not self._current.forward_pending:
+            self._enter_step()
+        self._buffers_touched = True  # as on the other ranks
         self._end_step(self._current.give_up)
 
     def warm_up(self, density_floor: float) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import nn
 
 from comm_plan.errors import InputError
+from comm_plan.plans.parameters import trainable
+from comm_plan.runtime.bucket import BucketExchange
 
 
 class Owner(Protocol):
@@ -17,6 +20,10 @@ class Owner(Protocol):
     @property
     def model(self) -> nn.Module:
         """Whose gradients it averages."""
+
+    @property
+    def buckets(self) -> Sequence[BucketExchange]:
+        """What it averages."""
 
     def close(self) -> None:
         """Average them no longer."""
@@ -42,30 +49,26 @@ def close_owner_of(model: nn.Module) -> None:
     Raises:
         InputError: some of its parameters are averaged by the engine of another model.
     """
-    for engine in _sharing_with(model):
-        if engine.model is model or _parameters(engine.model) == _parameters(model):
+    own = set(model.parameters())
+    for engine in _open():
+        if engine.model is model or set(engine.model.parameters()) == own:
             engine.close()
-    if _sharing_with(model):
+    if any(_shared(engine, model) for engine in _open()):
         gc.collect()  # an engine may outlive its model until then
-    for engine in _sharing_with(model):
-        shared = _parameters(engine.model)
-        name = next(n for n, p in model.named_parameters() if p in shared)
-        raise InputError(
-            f"parameter {name} belongs to another model too, whose engine averages it: "
-            "close that engine, or plan both as one model"
-        )
+    for engine in _open():
+        for name in _shared(engine, model):
+            raise InputError(
+                f"parameter {name} belongs to another model too, whose engine averages "
+                "it: close that engine, or plan both as one model"
+            )
 
 
-def _sharing_with(model: nn.Module) -> list[Owner]:
-    """Return the engines that average a parameter of ``model``."""
-    own = _parameters(model)
+def _open() -> list[Owner]:
     engines = [reference() for reference in _owners.valuerefs()]
-    return [
-        engine
-        for engine in engines
-        if engine is not None and not own.isdisjoint(_parameters(engine.model))
-    ]
+    return [engine for engine in engines if engine is not None]
 
 
-def _parameters(model: nn.Module) -> set[nn.Parameter]:
-    return set(model.parameters())
+def _shared(engine: Owner, model: nn.Module) -> list[str]:
+    """Return the names of parameters that ``engine`` averages and ``model`` trains."""
+    averaged = {p for bucket in engine.buckets for p in bucket.parameters}
+    return [name for name, p in trainable(model).items() if p in averaged]

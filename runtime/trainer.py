@@ -178,6 +178,8 @@ def running(
     """
     randomness.seed_all(options.seed * transport.world_size + transport.rank)
     model = training(workload.model.to(transport.device))
+    if transport.rank == 0:
+        _tell_of_frozen(model)
     optimizer = workload.optimizer(model.parameters())
     check_settings(
         {
@@ -212,6 +214,18 @@ def running(
         yield Run(workload, transport, options, model, optimizer, engine, parts)
 
 
+def _tell_of_frozen(model: nn.Module) -> None:
+    """Say which modules stay out of training mode."""
+    names = [name for name, module in model.named_modules() if not module.training]
+    if names:
+        logger.warning(
+            "%d modules stay in eval(), as the workload has them, such as %s: their "
+            "dropout and batch norm do not train",
+            len(names),
+            names[0],
+        )
+
+
 class Run:
     """One training run, from its first step to its last."""
 
@@ -243,7 +257,9 @@ class Run:
                 "batch size": workload.batch_size,
                 "optimizer": type(optimizer).__name__,
             }
-            self.checkpoints = Checkpoints(options.checkpoint, transport, settings)
+            self.checkpoints = Checkpoints(
+                options.checkpoint, transport, settings, optimizer
+            )
             self._resume_or_begin(self.checkpoints)
         self.recorder = Recorder(engine)
 

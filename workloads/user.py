@@ -57,9 +57,6 @@ from comm_plan.workloads.base import Batches, Loss, MakeOptimizer, Workload
 from comm_plan.workloads.checks import first_batch, kind
 from comm_plan.workloads.data import device_of, shard_indices
 
-REPLACED_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
-"""Samplers that only order and divide a data set, which comm-plan does itself."""
-
 
 def from_parts(name: str, parts: Any) -> Workload:
     """Return the workload that a user's function meant with ``parts``.
@@ -109,6 +106,13 @@ def _batches(name: str, data: Any) -> tuple[Batches, int]:
     )
 
 
+def _only_orders(sampler: Any, samples: int) -> bool:
+    """Return whether ``sampler`` takes each of so many once: that is replaced."""
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and len(sampler) == samples
+    return isinstance(sampler, SequentialSampler | DistributedSampler)
+
+
 def _resharded(name: str, loader: DataLoader[Any]) -> tuple[Batches, int]:
     dataset, batch_size = loader.dataset, loader.batch_size
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -122,11 +126,12 @@ def _resharded(name: str, loader: DataLoader[Any]) -> tuple[Batches, int]:
             f"workload {name}: its DataLoader cannot be divided among ranks: give it a "
             "batch_size and no batch_sampler, or return a data function"
         )
-    if type(loader.sampler) not in REPLACED_SAMPLERS:
+    if not _only_orders(loader.sampler, len(dataset)):
         raise WorkloadError(
             f"workload {name}: its DataLoader has a "
-            f"{type(loader.sampler).__name__}, but the order of samples is "
-            "comm-plan's: use torch.utils.data.Subset, or a data function"
+            f"{type(loader.sampler).__name__} that chooses samples, but it is "
+            "comm-plan that deals them out: use torch.utils.data.Subset, or a data "
+            "function"
         )
 
     def batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[Any]:

@@ -60,6 +60,33 @@ def test_what_a_resumed_run_is_asked_for_counts(tmp_path):
     assert sums == [False, True]
 
 
+class Counting(torch.optim.SGD):
+    """Keeps in its groups what it gathers, as some that adapt their rate do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["steps"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["steps"] += 1
+        super().step(closure)
+
+
+def test_what_an_optimizer_gathers_in_its_groups_goes_on(tmp_path):
+    steps = []
+
+    def optimizer(parameters):
+        steps.append(Counting(parameters))
+        return steps[-1]
+
+    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+    for resume, count in ((False, 2), (True, 5)):
+        training = workload(world_size=1, optimizer=optimizer)
+        options = Options(steps=count, checkpoint=tmp_path, resume=resume)
+        train(training, plan, LocalTransport(), options)
+        assert steps[-1].param_groups[0]["steps"] == count
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

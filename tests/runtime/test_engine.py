@@ -585,6 +585,20 @@ def test_a_parameter_that_two_models_share_is_averaged_by_one_engine():
     parallelize(part, plan_of_part, transport=LocalTransport()).close()
 
 
+def test_models_may_share_what_none_of_them_trains():
+    shared = nn.Linear(6, 5).requires_grad_(False)
+    models = [nn.Sequential(shared, nn.Linear(5, 3)) for _ in range(2)]
+    bucket = Bucket(tensors=("1.weight", "1.bias"))
+    engines = [
+        parallelize(m, plan_for(m, buckets=(bucket,)), transport=LocalTransport())
+        for m in models
+    ]
+    for model, engine in zip(models, engines, strict=True):
+        loss_of(model).backward()
+        assert engine.step == 1
+        engine.close()
+
+
 def test_an_output_that_is_a_parameter_gathers_no_hooks():
     class Contrast(nn.Module):
         def __init__(self):
@@ -745,16 +759,26 @@ def fail_half_way(model):
         model[2](model[1](Failing.apply(model[0](torch.ones(2, 6))))).sum().backward()
 
 
+def fail_before_the_model(model):
+    with pytest.raises(MemoryError):
+        raise MemoryError("no room for a batch")
+
+
 def fail_in_the_loss(model):
     with pytest.raises(MemoryError):
         Failing.apply(loss_of(model)).backward()
 
 
 @pytest.mark.parametrize("compressor", [None, TopK(density=0.5)], ids=["dense", "topk"])
-@pytest.mark.parametrize("fail", [fail_half_way, fail_in_the_loss])
+@pytest.mark.parametrize(
+    "fail", [fail_half_way, fail_in_the_loss, fail_before_the_model]
+)
 def test_a_step_that_failed_on_one_rank_is_skipped_by_all(fail, compressor):
+    """Also of a model with buffers, which are brought from rank 0 after each step."""
+
     def rank(transport):
         model = small()
+        model.register_buffer("seen", torch.full((3,), float(transport.rank)))
         plan = plan_for(model, 2)
         if compressor is not None:
             plan = compressed_plan(model, 2, compressor)
@@ -777,6 +801,7 @@ def test_a_step_that_failed_on_one_rank_is_skipped_by_all(fail, compressor):
 
     ranks = run_ranks(2, rank)
     for before, after in ranks:
+        assert not after["seen"].any()
         for name, begin in small().state_dict().items():
             assert torch.equal(before[name], begin)
             assert torch.equal(after[name], ranks[0][1][name])
