@@ -23,13 +23,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.plans import Plan
-from comm_plan.runtime import randomness
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
 from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
+from comm_plan.workloads.seeding import seed_all
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def train(
 ) -> Outcome:
     """Train ``of`` from the start until ``goal`` is reached; every rank calls this."""
     workload = load(of)
-    randomness.seed_all(seed * transport.world_size + transport.rank)
+    seed_all(seed * transport.world_size + transport.rank)
     batches = endless(workload.batches, transport.rank, transport.world_size, seed)
     own_s: list[float] = []
     metric, value, reached = "", float("nan"), False

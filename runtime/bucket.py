@@ -222,9 +222,9 @@ class BucketExchange:
         """Multiply the residuals by ``factor``: the loss scale has changed."""
         for carried in self._carried.values():
             carried.mul_(factor)
-        for quantity, tensors in self.compressor.state.items():
-            for tensor in tensors:
-                tensor.mul_(factor ** POWERS.get(quantity, 0))
+        for quantity, power in POWERS.items():
+            for tensor in self.compressor.state.get(quantity, ()):
+                tensor.mul_(factor**power)
 
 
 def build_buckets(

@@ -197,8 +197,8 @@ class Checkpoints:
         self._set_what_is_asked(optimizer, common["asked"])
         position = Position(**common["progress"])
         self._newest_step = position.step
-        own = contents.get(_file(self._transport.rank))
-        if own is not None and as_before:
+        if as_before:
+            own = contents[_file(self._transport.rank)]
             engine.load_state_dict(own["engine"])
             randomness.restore(own["random"])
             return position, own["epoch_random"]

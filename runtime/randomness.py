@@ -1,4 +1,4 @@
-"""The global random numbers: of Python, NumPy and PyTorch, seeded and kept together."""
+"""The global random numbers: of Python, NumPy and PyTorch, kept together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ import numpy as np
 import torch
 
 States = dict[str, Any]
-
-
-def seed_all(seed: int) -> None:
-    """Seed every global generator."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def states() -> States:

@@ -35,6 +35,7 @@ from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
 from comm_plan.transports.progress import Progress
 from comm_plan.workloads.base import Workload
+from comm_plan.workloads.seeding import seed_all
 
 logger = logging.getLogger("comm_plan")
 
@@ -176,7 +177,7 @@ def running(
     Raises:
         MismatchError: the plan does not fit the workload or the run, or ranks differ.
     """
-    randomness.seed_all(options.seed * transport.world_size + transport.rank)
+    seed_all(options.seed * transport.world_size + transport.rank)
     model = training(workload.model.to(transport.device))
     if transport.rank == 0:
         _tell_of_frozen(model)

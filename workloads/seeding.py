@@ -1,4 +1,4 @@
-"""The random numbers that a user's function draws while it makes its workload."""
+"""The global random numbers of Python, NumPy and PyTorch, seeded together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import numpy as np
 import torch
 
 
+def seed_all(seed: int) -> None:
+    """Seed every global generator."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python, NumPy and PyTorch's CPU for the block; then restore their states."""
+    """Seed them for the block, in which a workload is made; then restore their states.
+
+    But for those of devices: to ask for them would begin to use one, and a rank has not
+    chosen its own yet.
+    """
     python, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_all(seed)
         try:
             yield
         finally:
