@@ -12,6 +12,7 @@ __all__ = [
     "__version__",
     "adapt",
     "compile_blocks",
+    "connect",
     "ddp_hook",
     "ddp_options",
     "load_plan",
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from comm_plan.runtime import parallelize
     from comm_plan.runtime.compiled import compile_blocks
     from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
+    from comm_plan.transports.connect import connect
     from comm_plan.tuner.adaptation import adapt
 
 
 _HOMES = {
     "adapt": "tuner.adaptation",
     "compile_blocks": "runtime.compiled",
+    "connect": "transports.connect",
     "ddp_hook": "runtime.stock_ddp",
     "ddp_options": "runtime.stock_ddp",
     "load_plan": "plans",

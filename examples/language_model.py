@@ -33,7 +33,7 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 class LanguageModel(nn.Module):
-    """An embedding, an LSTM with dropout, and scores."""
+    """An embedding, an LSTM, and scores."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 Two processes on this machine::
 
     comm-plan benchmark-network --local-ranks 2 -o network.json
-    comm-plan profile examples/workload.py:spirals -o profile.json
+    comm-plan profile examples/workload.py:spirals --local-ranks 2 -o profile.json
     comm-plan solve profile.json network.json -o plan.json
     python -m torch.distributed.run --nproc-per-node 2 examples/own_loop.py plan.json
 """

@@ -1,5 +1,7 @@
 """The network of ``images.py`` in Hugging Face Accelerate.
 
+The plan is for that network: ``images.py profile`` profiles it.
+
 torchrun --nproc-per-node 2 examples/with_accelerate.py plan.json
 """
 

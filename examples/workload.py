@@ -2,7 +2,7 @@
 
 ::
 
-    comm-plan profile examples/workload.py:spirals -o profile.json
+    comm-plan profile examples/workload.py:spirals --local-ranks 2 -o profile.json
     comm-plan train examples/workload.py:spirals --plan plan.json --local-ranks 2
 """
 

@@ -106,8 +106,8 @@ def current_transport(backend: str | None = None) -> Transport:
     if transport is None:
         raise InputError(
             f"this is rank {here.rank} of {here.world_size} and has joined no run: "
-            "call torch.distributed.init_process_group() first, or work in a `with "
-            "comm_plan.transports.connect.connect():` block"
+            "call torch.distributed.init_process_group() first, or work in a "
+            "`with comm_plan.connect():` block"
         )
     return transport
 
