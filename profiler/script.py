@@ -60,6 +60,7 @@ from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
+from comm_plan.transports.allocator import keep_memory
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
 
@@ -124,6 +125,8 @@ class profile:
         self._batch_size = batch_size
         self._compressors = compressors
         self._device = next(iter(self._parameters.values())).device
+        if self._device.type == "cpu":
+            keep_memory()
         self._steps = _Steps(self._parameters, self._device)
 
     def __enter__(self) -> Self:

@@ -81,6 +81,7 @@ from comm_plan.runtime.step import (
 )
 from comm_plan.runtime.timing import Moments
 from comm_plan.runtime.uneven import ShadowHook
+from comm_plan.transports.allocator import keep_memory
 from comm_plan.transports.base import Transport
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class Engine(Joinable):
             transport,
         )
         close_owner_of(model)
+        if transport.device.type == "cpu":
+            keep_memory()
         self.model = model
         self.plan = plan
         self.step = 0

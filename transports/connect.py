@@ -27,6 +27,7 @@ from contextlib import contextmanager
 import torch
 
 from comm_plan.errors import InputError
+from comm_plan.transports.allocator import keep_memory
 from comm_plan.transports.backends import BACKENDS, Joining, find_backend
 from comm_plan.transports.base import Transport
 from comm_plan.transports.liveness import PATIENCE_S
@@ -75,6 +76,8 @@ def connect(
     name = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     engine = find_backend(name)
     placed_on = _device(engine.device, device, here)
+    if placed_on.type == "cpu":
+        keep_memory()
     if here.world_size == 1:
         with _as_current(LocalTransport(placed_on)) as transport:
             yield transport

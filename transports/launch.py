@@ -59,7 +59,7 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
         RunError: the first rank that failed was killed by a signal.
     """
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
     environment[STARTED] = str(ranks)
     commands = LAUNCHERS[find_backend(backend).launcher](argv, ranks)
     children: dict[str, Process] = {}
@@ -202,7 +202,8 @@ def _is_stopped(process: Process) -> bool:
     return os.waitid(os.P_PID, process.pid, look) is not None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
