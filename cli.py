@@ -54,7 +54,9 @@ from comm_plan.options import (
     WorkloadArgument,
     WorkloadOptions,
     WorldSize,
+    fields_of,
     grouped,
+    refuse_given,
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
 from comm_plan.plans.document import MAX_RANKS, MAX_SEED, YEAR_S
@@ -136,6 +138,11 @@ def profile(
     if (from_model is None) != (flops_per_s is None):
         raise InputError("--from-model and --flops-per-s go together")
     if workload is None:
+        unmeasured = {"iterations", "compressors", *fields_of(Ranks)}
+        refuse_given(context, unmeasured, "it is for profiles that are measured")
+        if from_csv is not None:
+            no_model = {*fields_of(WorkloadOptions, OptimizerChanges)} - {"batch_size"}
+            refuse_given(context, no_model, "it is not for --from-csv")
         made = _made_up(from_model, flops_per_s, from_csv, changes, optimizer)
         _finish(made, output, json)
         return
@@ -195,10 +202,14 @@ def benchmark_network(
     if imported:
         from comm_plan.commbench.importing import load
 
+        measuring = {"collectives", "max_nbytes", "budget_s", *fields_of(Ranks)}
+        refuse_given(context, measuring - {"backend"}, "it is not for --import")
+
         measured = load(
             imported, world_size=world_size, backend=arguments.value(ranks.backend)
         )
     else:
+        refuse_given(context, {"world_size"}, "it is for --import")
         launching.start_ranks(context, ranks)
         check_writable(output)
         with launching.connected(ranks) as transport:
@@ -208,6 +219,7 @@ def benchmark_network(
 
 @app.command()
 def solve(
+    context: typer.Context,
     profile: ProfileArgument,
     network: NetworkArgument,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("plan.json"),
@@ -259,18 +271,13 @@ def solve(
     from comm_plan.report.solvers import solver_table
 
     check_writable(output)
-    if literal and solver.value != "lags":
-        raise typer.BadParameter("it is for --solver lags", param_hint="--literal")
-    auto_runs = compare or solver.value == "auto"
-    for option, given in (("--allow", allow), ("--accuracy", accuracy)):
-        if given is not None and not auto_runs:
-            raise typer.BadParameter("it is for --solver auto", param_hint=option)
-    chooses = compare or SOLVERS[solver.value].chooses_compression
-    if max_ratio is not None and not chooses:
-        raise typer.BadParameter(
-            "it is for solvers that choose ratios: lags, slgs, auto",
-            param_hint="--max-ratio",
-        )
+    if solver.value != "lags":
+        refuse_given(context, {"literal"}, "it is for --solver lags")
+    if not compare and solver.value != "auto":
+        refuse_given(context, {"allow", "accuracy"}, "it is for --solver auto")
+    if not compare and not SOLVERS[solver.value].chooses_compression:
+        why = "it is for solvers that choose ratios: lags, slgs, auto"
+        refuse_given(context, {"max_ratio"}, why)
     settings = Settings(
         world_size=world_size,
         algorithm=arguments.value(algorithm),
@@ -561,6 +568,8 @@ def tune(
     json: Json = False,
 ) -> None:
     """Try the plans that could be best on your own model; say which to run."""
+    if objective != "loss":
+        refuse_given(context, {"seeds"}, "it is for --objective loss")
     launching.start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from comm_plan import screen
+from comm_plan.errors import RunError
+from comm_plan.plans import Plan
 from comm_plan.plans.files import make_folder
+from comm_plan.transports.launch import cores
 
 LINK = "100mbit"
 """What the ranks of this machine are held back to: between hosts it would be real."""
@@ -31,7 +32,7 @@ LARGEST_NBYTES = 1024 * 1024
 
 def a_core_each() -> int:
     """Return how many ranks have a core each here, 2 to 4: so it is on a cluster."""
-    return min(4, max(2, os.cpu_count() or 2))
+    return min(4, max(2, cores()))
 
 
 def run(folder: Path, ranks: int) -> int:
@@ -42,6 +43,7 @@ def run(folder: Path, ranks: int) -> int:
 
     Raises:
         OutputError: ``folder`` cannot be made.
+        RunError: a verb was ended by a signal.
     """
     make_folder(folder)
     screen.say(
@@ -53,6 +55,8 @@ def run(folder: Path, ranks: int) -> int:
         screen.say(f"$ {shlex.join(['comm-plan', *words])}")
         command = [sys.executable, "-m", "comm_plan.cli", *words]
         code = subprocess.run(command, check=False).returncode
+        if code < 0:
+            raise RunError(f"comm-plan {words[0]} was ended by signal {-code}")
         if code:
             return code
     screen.say(f"documents and report.html are in {folder}")
@@ -92,7 +96,7 @@ def _verbs(folder: Path, ranks: int) -> Iterator[tuple[str, list[str]]]:
         ],
     )  # fmt: skip
     tuned = folder / "plan-tuned.json"
-    shutil.copyfile(tuning / "plan.json", tuned)
+    Plan.load(tuning / "plan.json").save(tuned)
     yield (
         "5. Was it worth it?",
         [

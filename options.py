@@ -129,7 +129,7 @@ AccuracyClass = Annotated[
     Accuracy | None,
     typer.Option(
         help="What may be lost, by what was measured: none, within noise of dense (the "
-        "default), or more than that."
+        "default), or more than that (the default of tune --objective loss)."
     ),
 ]
 
@@ -148,7 +148,9 @@ class Ranks(Group):
 
     backend: Annotated[
         Backend | None,
-        typer.Option("--backend", help="Default: nccl with CUDA, else gloo."),
+        typer.Option(
+            "--backend", help="Default: the plan's, else nccl with CUDA, else gloo."
+        ),
     ] = None
     device: Annotated[
         Device | None,
@@ -281,6 +283,26 @@ def grouped(verb: Verb) -> Verb:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in parameters}
     return cast(Verb, command)
+
+
+def fields_of(*groups: type[Group]) -> tuple[str, ...]:
+    """Return the names of the parameters that make up ``groups``."""
+    return tuple(
+        name for group in groups for name in inspect.signature(group).parameters
+    )
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse those of these parameters that were given, as they would decide nothing.
+
+    Raises:
+        typer.BadParameter: one was; ``why`` says what it is for.
+    """
+    for parameter in context.command.params:
+        if parameter.name in names:
+            source = context.get_parameter_source(parameter.name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise typer.BadParameter(why, param_hint=parameter.opts[0])
 
 
 def _options(group: type[Group]) -> list[inspect.Parameter]:

@@ -102,7 +102,7 @@ def training_progress(total: int | None) -> Iterator[Watcher]:
                 parts.append(f"{sent} ({units.times(ratio)} less)")
             if event.density_floor:
                 parts.append(f"warm-up density {event.density_floor:g}")
-            if event.skipped:
+            if event.skipped and place().rank == 0:
                 say(f"step {event.step}: inf or NaN in a gradient, skipped everywhere")
             advance(event.step, total, ", ".join(parts))
 

@@ -81,8 +81,12 @@ class Document(Value):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of :meth:`to_json`, equal to that of the file that ``save`` wrote."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of all that is not as by default.
+
+        So a document keeps it when later versions give it fields that it does not have.
+        """
+        body = self.model_dump(mode="json", exclude_defaults=True)
+        return hashlib.sha256(json.dumps([self.SCHEMA, body]).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str, source: str = "<text>") -> Self:

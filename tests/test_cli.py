@@ -11,6 +11,7 @@ import pytest
 
 from comm_plan import __version__, cli
 from comm_plan.errors import InputError
+from comm_plan.planner import make_problem, solve
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
@@ -104,6 +105,12 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
         ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
+        ("solve profile.json network.json --literal", "it is for --solver lags"),
+        ("benchmark-network --world-size 4", "--world-size: it is for --import"),
+        ("benchmark-network --import a.txt --budget 9", "it is not for --import"),
+        ("profile --from-csv a.csv --local-ranks 2", "profiles that are measured"),
+        ("profile --from-csv a.csv --lr 1", "--lr: it is not for --from-csv"),
+        ("tune gan --seeds 2", "--seeds: it is for --objective loss"),
         (
             "solve p.json n.json --solver lags --max-ratio 0",
             "greater than or equal to 1",
@@ -624,3 +631,7 @@ def test_the_examples_in_plans_are_valid(command):
     for name in names:
         run = command("show", examples / name)
         assert run.returncode == 0, run.stderr
+    profile = Profile.load(examples / "resnet50.profile.json")
+    network = Network.load(examples / "10gbe-16.network.json")
+    plan = Plan.load(examples / "resnet50-10gbe-16.plan.json")
+    assert plan.buckets == solve(make_problem(profile, network)).buckets

@@ -104,6 +104,15 @@ def test_documents_survive_a_round_trip(tmp_path, document, text):
     assert list(json.loads(first.to_json()))[:2] == ["schema", "version"]
 
 
+def test_a_document_is_the_same_whether_defaults_are_written_or_not():
+    short = Plan.from_json(json.dumps(PLAN))
+    written = json.loads(short.to_json())
+    assert written != PLAN
+    assert Plan.from_json(json.dumps(written)).sha256 == short.sha256
+    other = Plan.from_json(json.dumps({**PLAN, "solver": "another"}))
+    assert other.sha256 != short.sha256
+
+
 @pytest.mark.parametrize(
     ("document", "text", "message"),
     [
