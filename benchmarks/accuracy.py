@@ -13,8 +13,9 @@ once for each seed and train the plans one after the other, each with a fresh wo
 by the function that ``comm-plan train`` calls. Plans and every finished run are written
 to ``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so
 a measurement that was interrupted goes on when it is asked for again. ``table`` writes
-``results/accuracy.md``, in ``docs/images`` a picture of accuracy against ratio for each
-task, and ``planner/accuracy.json``: the evidence on which ``auto`` chooses.
+``results/accuracy.md``, and of trainings of full length, unless they are kept in
+another folder, in ``docs/images`` a picture of accuracy against ratio for each task,
+and ``planner/accuracy.json``: the evidence on which ``auto`` chooses.
 
 Plans are for the 10 Mbit/s network below, whatever joins the ranks here; it decides
 the densities of LAGS and nothing else. Which tensors travel together changes no other
@@ -190,7 +191,7 @@ def write_tables(folder: Path) -> None:
             tuned = file.with_name(file.name.replace("accuracy-", "accuracy-tuning-"))
             if tuned.exists():
                 text += [*tuning_table(Results(tuned).runs), ""]
-            if results.forms:
+            if folder == RESULTS and runs[0].steps == task.steps:
                 name = f"accuracy-{workload}.png"
                 write_atomically(PICTURES / name, picture(workload, results))
     text += [
@@ -201,8 +202,9 @@ def write_tables(folder: Path) -> None:
         "",
     ]
     write_atomically(folder / "accuracy.md", "\n".join(text))
-    kept = TypeAdapter(tuple[Evidence, ...]).dump_json(evidence(folder), indent=1)
-    write_atomically(EVIDENCE, kept + b"\n")
+    if folder == RESULTS:
+        kept = TypeAdapter(tuple[Evidence, ...]).dump_json(evidence(folder), indent=1)
+        write_atomically(EVIDENCE, kept + b"\n")
     print("\n".join(text))
 
 
@@ -252,8 +254,8 @@ def parsed() -> argparse.Namespace:
             "--only", nargs="+", default=["*"], help="patterns of variants' names"
         )
         sub.add_argument("--steps", type=int, help="default: the task's")
-        sub.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
         sub.add_argument("--backend", choices=("gloo", "mpi"), default="gloo")
+    every["measure"].add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     sub = verbs.add_parser("ranks")
     sub.add_argument("jobs", type=Path)
     sub.add_argument("file", type=Path)

@@ -117,11 +117,23 @@ NOISE = {"accuracy": 0.003, "loss": 0.02}
 """What the mean of a method may be worse than that of dense in any case."""
 
 
-def beside(dense: Sequence[Run], of_variant: Sequence[Run]) -> list[float]:
-    """Return the values of ``dense`` with the seeds of ``of_variant``.
+def comparable(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each variant whose seeds dense has too, dense first.
 
-    Seeds differ by more than methods do, so only equal ones are compared.
+    Seeds differ by more than methods do, so only equal ones are compared. Variants that
+    have none in common with dense are left out.
     """
+    every = by_variant(runs)
+    seeds = {run.seed for run in every["dense"]}
+    shared = {
+        name: [run for run in of_variant if run.seed in seeds]
+        for name, of_variant in every.items()
+    }
+    return {name: found for name, found in shared.items() if found}
+
+
+def beside(dense: Sequence[Run], of_variant: Sequence[Run]) -> list[float]:
+    """Return the values of ``dense`` with the seeds of ``of_variant``."""
     seeds = {run.seed for run in of_variant}
     return [run.value for run in dense if run.seed in seeds]
 
@@ -133,8 +145,8 @@ def measured(task: str, runs: Sequence[Run]) -> dict[str, Task]:
         task: its name.
         runs: of one length.
     """
-    every = by_variant(runs)
-    dense_runs = every.pop("dense")
+    every = comparable(runs)
+    dense_runs = every.pop("dense", [])
     sign, found = 1 if runs[0].metric in RISING else -1, {}
     for name, of_variant in every.items():
         dense = beside(dense_runs, of_variant)
@@ -155,7 +167,7 @@ def measured(task: str, runs: Sequence[Run]) -> dict[str, Task]:
 
 def table(runs: Sequence[Run]) -> list[str]:
     """Return the lines of a Markdown table."""
-    variants = by_variant(runs)
+    variants = comparable(runs)
     metric = runs[0].metric
     lines = [
         f"| method | seeds | {metric}: mean | range | to dense | ratio | part |",
@@ -195,8 +207,8 @@ def points(runs: Sequence[Run], forms: Mapping[str, str]) -> list[Point]:
         forms: of the variants, by name; others are left out.
     """
     found = []
-    for name, of_variant in by_variant(runs).items():
-        if name in forms and of_variant:
+    for name, of_variant in comparable(runs).items():
+        if name in forms:
             values = [run.value for run in of_variant]
             found.append(
                 Point(

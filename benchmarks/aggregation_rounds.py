@@ -117,7 +117,7 @@ def of_all_ranks(ranks: list[dict[str, Timed]]) -> dict[str, Timed]:
     return {
         name: Timed(
             first.message_nbytes,
-            list(map(max, *(rank[name].seconds for rank in ranks))),
+            [max(t) for t in zip(*(r[name].seconds for r in ranks), strict=True)],
             [sum(t) for t in zip(*(r[name].cpu_s for r in ranks), strict=True)],
             max(rank[name].merging_s for rank in ranks),
         )

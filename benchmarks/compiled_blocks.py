@@ -119,7 +119,7 @@ def table(written: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write the results, or run as one rank."""
-    parser = hosts_parser(__doc__, rounds=4, budget_s=0)
+    parser = hosts_parser(__doc__, rounds=4)
     parser.set_defaults(hosts=2)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

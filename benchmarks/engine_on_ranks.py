@@ -50,7 +50,7 @@ def measured(
     output = folder / f"seconds-{ranks}.json"
     argv = module(
         "comm_plan.benchmarks.prediction_rounds", CNN, output, f"{PLAN}={plan}",
-        "--rounds", rounds, "--iterations", iterations,
+        "--rounds", rounds, "--iterations", iterations, "--ddp", DDP,
     )  # fmt: skip
     if run_local(argv, ranks):
         raise RuntimeError(f"a rank of {ranks} failed")
@@ -85,7 +85,8 @@ def main() -> None:
         "# The engine against DDP, nothing to wait for",
         tables.markdown(head, rows),
         f"{2 * arguments.rounds * arguments.iterations} iterations each, in turns "
-        f"within one run, medians, on {os.cpu_count()} cores.",
+        f"within one run, medians, on {os.cpu_count()} cores; gradients are parts of "
+        "buckets in both.",
     ]
     print(tables.save("engine-on-ranks", parts, figures))
 

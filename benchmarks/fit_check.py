@@ -1,9 +1,10 @@
-"""How far a fitted network is from fresh measurements of the same cluster.
+r"""How far a fitted network is from fresh measurements of the same cluster.
 
 Start one process a rank and give sizes in bytes to sweep a shorter range::
 
     torchrun --nproc-per-node 2 -m comm_plan.benchmarks.fit_check
-    mpirun -n 2 python -m comm_plan.benchmarks.fit_check --backend mpi --largest 65536
+    mpirun -n 2 python -m comm_plan.benchmarks.fit_check --backend mpi \
+        --from 1024 --largest 65536
 
 Rank 0 prints, for every collective and every size of ``--from`` bytes and more, what
 the fit says and what a second sweep measured. The second sweep uses sizes between those
@@ -49,7 +50,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=64 * 2**20)
     parser.add_argument("--from", type=int, default=4 * 2**20, dest="start")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds a sweep")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.start > options.largest:
+        parser.error(f"--from {options.start} is above --largest {options.largest}")
+    return options
 
 
 def _connect(backend: str) -> Transport:

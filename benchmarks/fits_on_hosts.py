@@ -18,12 +18,14 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--from", type=int, default=4 * 2**20, dest="start")
     parser.add_argument("--largest", type=int, default=64 * 2**20)
     arguments = parser.parse_args()
     require_hosts()
     check = module(
         "comm_plan.benchmarks.fit_check",
-        *("--budget", arguments.budget, "--largest", arguments.largest),
+        *("--budget", arguments.budget),
+        *("--from", arguments.start, "--largest", arguments.largest),
     )
     with EmulatedHosts(arguments.hosts, arguments.rate) as hosts:
         printed = run_all(hosts, check)[0]

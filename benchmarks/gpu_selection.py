@@ -30,7 +30,10 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one density; ``ratio`` is torch.topk's time over this one's."""
+    """One method at one density.
+
+    ``ratio`` is torch.topk's time, launched in the same way, over this one's.
+    """
 
     method: str
     numel: int
@@ -109,40 +112,43 @@ def captured(step: Step) -> Step:
     return graph.replay
 
 
-def seconds(step: Step, data: Data, repetitions: int) -> float:
-    """Return the median time of a step, with a new gradient before each."""
-    times = []
-    for repetition in range(WARM_UP + repetitions):
-        data.next_gradient()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        step()
-        end.record()
-        end.synchronize()
-        if repetition >= WARM_UP:
-            times.append(float(begin.elapsed_time(end)) / 1e3)
-    return median(times)
+def seconds(step: Step, data: Data) -> float:
+    """Return the time of a step on a new gradient."""
+    data.next_gradient()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def measure(numel: int, density: float, repetitions: int) -> list[Row]:
-    """Return a row for every method, launched from Python and from a graph."""
-    measured = {}
+    """Return a row for every method, launched from Python and from a graph.
+
+    They take turns.
+    """
+    steps: dict[tuple[str, bool], tuple[Step, Data]] = {}
     for name, method in METHODS.items():
         for graph in (False, True):
             data = Data(numel, density)
-            step = captured(method(data)) if graph else method(data)
-            label = f"{name} (graph)" if graph else name
-            measured[label] = seconds(step, data, repetitions)
+            step = method(data)
+            steps[name, graph] = captured(step) if graph else step, data
+    times = [
+        {which: seconds(*each) for which, each in steps.items()}
+        for _ in range(WARM_UP + repetitions)
+    ]
+    middle = {which: median(row[which] for row in times[WARM_UP:]) for which in steps}
     return [
         Row(
-            method=label,
+            method=f"{name} (graph)" if graph else name,
             numel=numel,
             density=density,
             median_s=time_s,
             gigabytes_per_s=NBYTES_PER_ELEMENT * numel / time_s / 1e9,
-            ratio=measured["torch.topk"] / time_s,
+            ratio=middle["torch.topk", graph] / time_s,
         )
-        for label, time_s in measured.items()
+        for (name, graph), time_s in middle.items()
     ]
 
 

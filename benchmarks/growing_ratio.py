@@ -75,7 +75,7 @@ def ratios(record: RunRecord) -> list[tuple[float, float]]:
 def main() -> None:
     """Train by every alpha, and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--alphas", type=float, nargs="+", default=ALPHAS)
     arguments = parser.parse_args()
     curves = {}

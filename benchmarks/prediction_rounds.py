@@ -1,7 +1,8 @@
 """A rank of :mod:`predictions_on_hosts`: plans, and DDP without and with a hook.
 
 Every variant runs in blocks, in one order and then in the other, on its own data from
-the same state. Rank 0 writes {"seconds": {variant: of each iteration, the mean of the
+the same state, with as long a warm-up, and gradients that are parts of buckets. Rank 0
+writes {"seconds": {variant: of each iteration, the mean of the
 ranks}, "moments": {plan: [{moment: seconds} of each block]}}.
 """
 
@@ -24,16 +25,17 @@ from comm_plan.tuner.trials import WARM_UP, Trials
 from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
 
-DDP = {"ddp": None, "ddp, fp16 hook": fp16_compress_hook}
-"""Stock DDP and its hooks, by variant."""
+DDP = "ddp"
+HOOKS = {DDP: None, "ddp, fp16 hook": fp16_compress_hook}
+"""Stock DDP without and with a hook, by variant."""
 
 
 def ddp_block(
     variant: str, workload: Workload, transport: Transport, iterations: int
 ) -> list[float]:
     """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
-    model = DistributedDataParallel(workload.model)
-    hook = DDP[variant]
+    model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
+    hook = HOOKS[variant]
     if hook is not None:
         model.register_comm_hook(None, hook)
     optimizer = workload.optimizer(model.parameters())
@@ -64,22 +66,23 @@ def main() -> None:
     parser.add_argument("plans", nargs="+", metavar="NAME=PATH")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--ddp", nargs="+", choices=tuple(HOOKS), default=list(HOOKS))
     arguments = parser.parse_args()
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
-    seconds: dict[str, list[float]] = {name: [] for name in (*DDP, *plans)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:
         trials = Trials(load(arguments.workload), transport)
         for _ in range(arguments.rounds):
             for name in (*seconds, *reversed(seconds)):
-                if name in DDP:
+                if name in HOOKS:
                     block_s = ddp_block(
                         name, load(arguments.workload), transport, arguments.iterations
                     )
                     seconds[name] += block_s
                 else:
                     plan = Plan.load(plans[name])
-                    block = trials.run(plan, arguments.iterations)
+                    block = trials.run(plan, arguments.iterations, warm_up=WARM_UP)
                     seconds[name] += block.seconds.tolist()
                     if block.timing is not None:
                         reached[name].append(moments(block.timing))

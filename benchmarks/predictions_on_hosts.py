@@ -130,7 +130,7 @@ def run(
         rounds = ("--rounds", arguments.rounds, "--iterations", arguments.iterations)
         program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                          *pairs, *rounds)  # fmt: skip
-        run_all(hosts, program, timeout_s=3600)
+        run_all(hosts, program)
         profiling = ("-o", folder / "afterwards.json", "--compressors", "dense")
         run_all(hosts, comm_plan("profile", name, *profiling))
     written = json.loads(output.read_text())
@@ -249,7 +249,8 @@ def ratio_between(times: list[float], others: list[float]) -> tuple[float, float
 
 def main() -> None:
     """Measure and write the results."""
-    parser = hosts_parser(__doc__, rounds=2, iterations=8, budget_s=40)
+    parser = hosts_parser(__doc__, rounds=2, iterations=8)
+    parser.add_argument("--budget", type=float, default=40, help="of the sweep")
     parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
     parser.add_argument(
         "--network-hosts", type=int, help="extrapolate a network of so many hosts"

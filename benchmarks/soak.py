@@ -27,7 +27,6 @@ from comm_plan import units
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import module
 from comm_plan.benchmarks.hosts import EmulatedHosts, supported
-from comm_plan.errors import CommPlanError
 from comm_plan.transports.launch import run_local
 
 RANKS = 3
@@ -177,7 +176,7 @@ def soak(duration_s: float) -> Endured:
         if supported() is None:
             hosts = stack.enter_context(EmulatedHosts(RANKS, rate=RATES[0]))
         training = threading.Thread(
-            target=run_ranks, args=(folder, duration_s, hosts, failures)
+            target=run_ranks, args=(folder, duration_s, hosts, failures), daemon=True
         )
         training.start()
         suspended = trouble(folder, hosts, training)
@@ -185,6 +184,8 @@ def soak(duration_s: float) -> Endured:
         if failures:
             raise RuntimeError(f"it did not last: {failures}")
         files = sorted(folder.glob("samples-*.json"))
+        if len(files) < RANKS:
+            raise RuntimeError(f"only {len(files)} of {RANKS} ranks wrote samples")
         each = [[Sample(**one) for one in json.loads(f.read_text())] for f in files]
         return Endured(each, suspended, hosts.tcp_segments() if hosts else None)
 
@@ -203,8 +204,8 @@ def run_ranks(
             for end in hosts.run(command, timeout_s=2 * duration_s + 240):
                 if end.returncode:
                     failures.append(end.stderr[-500:])
-    except (CommPlanError, TimeoutError) as error:
-        failures.append(str(error))
+    except Exception as error:  # whatever it was, the training did not last
+        failures.append(repr(error))
 
 
 def grew(samples: list[Sample]) -> bool:

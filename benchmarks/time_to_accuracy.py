@@ -25,7 +25,6 @@ from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
     comm_plan,
-    hosts_parser,
     module,
     require_hosts,
     run_all,
@@ -106,10 +105,12 @@ class Row:
     reached: int
 
 
-def variants(folder: Path, hosts: EmulatedHosts, workload: str) -> dict[str, Variant]:
+def variants(
+    folder: Path, hosts: EmulatedHosts, workload: str, budget_s: float
+) -> dict[str, Variant]:
     """Measure, solve and tune on ``hosts``; return everything to train."""
     profile, network = folder / "profile.json", folder / "network.json"
-    sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", 30)
+    sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", budget_s)
     run_all(hosts, comm_plan("profile", workload, "-o", profile))
     run_all(hosts, comm_plan("benchmark-network", "-o", network,
                              "--collectives", COLLECTIVES, *sizes))  # fmt: skip
@@ -134,7 +135,7 @@ def trained(
     task = TASKS[arguments.workload]
     limit = None if rate == UNLIMITED else rate
     with EmulatedHosts(arguments.hosts, limit) as hosts:
-        chosen = variants(folder, hosts, arguments.workload)
+        chosen = variants(folder, hosts, arguments.workload, arguments.budget)
         listed = folder / "variants.json"
         listed.write_text(json.dumps({n: asdict(v) for n, v in chosen.items()}))
         output = folder / "outcomes.json"
@@ -143,7 +144,7 @@ def trained(
             listed, output, "--goal", task.goal, "--every", task.every,
             "--most-steps", task.most_steps, "--seeds", arguments.seeds,
         )  # fmt: skip
-        run_all(hosts, program, timeout_s=3600)
+        run_all(hosts, program)
     advice = json.loads((folder / "tuning" / "tuning.json").read_text())["advice"]
     return [Outcome(**fields) for fields in json.loads(output.read_text())], advice
 
@@ -197,7 +198,9 @@ def table(found: Sequence[Row]) -> str:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = hosts_parser(__doc__, rounds=1, budget_s=30)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--budget", type=float, default=30, help="of the sweep")
     parser.add_argument("--workload", choices=tuple(TASKS), default="digits")
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", UNLIMITED])
     parser.add_argument("--seeds", type=int, default=3)

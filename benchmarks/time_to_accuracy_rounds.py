@@ -1,7 +1,7 @@
 """A rank of :mod:`time_to_accuracy`: trains every variant until it is good enough.
 
 The variants of a seed follow one another, in one order and for the next seed in the
-other. Each starts from the same parameters and takes the same batches. Seconds are
+other. Each starts from the seed's parameters and takes its batches. Seconds are
 those of the iterations, the mean of the ranks; evaluations are not counted. Rank 0
 writes a list of :class:`Outcome` as JSON.
 """
@@ -72,7 +72,7 @@ class Outcome:
 
     Attributes:
         variant: its name.
-        seed: of the data.
+        seed: of the parameters and the data.
         steps: taken.
         seconds: of all these steps.
         value: of the metric at the end.
@@ -124,7 +124,7 @@ def train(
     name: str, variant: Variant, goal: Goal, seed: int, of: str, transport: Transport
 ) -> Outcome:
     """Train ``of`` from the start until ``goal`` is reached; every rank calls this."""
-    workload = load(of)
+    workload = load(of, seed=seed)
     seed_all(seed * transport.world_size + transport.rank)
     batches = endless(workload.batches, transport.rank, transport.world_size, seed)
     own_s: list[float] = []

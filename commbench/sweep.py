@@ -124,7 +124,9 @@ def measure(
         InputError: one rank, an unknown collective, or no sizes.
         CollectiveError: a collective failed or gave a wrong result, on any rank.
     """
-    points = _points(collectives, sizes or geometric_sizes(), transport.world_size)
+    if sizes is None:
+        sizes = geometric_sizes()
+    points = _points(collectives, sizes, transport.world_size)
     if transport.world_size < 2:
         raise InputError(
             "one rank has no network to measure: start at least 2, with torchrun, "

@@ -38,37 +38,49 @@ def overlap(
     messages = _drawn(ranks, freedom, shared, k, seed)
     values, indices = top_of_all(messages, [k])
     exact = dict(zip(indices.tolist(), values.abs().tolist(), strict=True))
-    _, found = tree(messages, [k])
+    (_, found), _ = tree(messages, [k])
     hits = [exact[index] for index in found.tolist() if index in exact]
     return len(hits) / k, sum(hits) / sum(exact.values())
 
 
-def lost_as_printed(
+def lost(
     ranks: int, freedom: float, shared: float, k: int, seed: int
-) -> float:
-    """Return what Algorithm 4, line 10, loses of a step, over the applied magnitude.
+) -> tuple[float, float]:
+    """Return what is lost of a step by two rules, over the applied magnitude.
 
-    A rank takes back what it sent and does not find in the result. Args are those of
+    By Algorithm 4, line 10, a rank takes back what it sent and does not find in the
+    result. By ours, the node that drops something keeps it. Args are those of
     :func:`overlap`.
     """
     messages = _drawn(ranks, freedom, shared, k, seed)
-    values, indices = tree(messages, [k])
-    left = np.zeros(NUMEL)
+    (values, indices), dropped = tree(messages, [k])
+    missing = np.zeros(NUMEL)
     for sent, where in messages:
-        found = np.isin(where.numpy(), indices.numpy())
-        left[where.numpy()[found]] += sent.numpy()[found]
-    left[indices.numpy()] -= values.numpy()
-    return float(np.abs(left).sum() / values.abs().sum())
+        np.add.at(missing, where.numpy(), sent.numpy())
+    missing[indices.numpy()] -= values.numpy()
+    as_printed, ours = missing.copy(), missing
+    for sent, where in messages:
+        back = ~np.isin(where.numpy(), indices.numpy())
+        as_printed[where.numpy()[back]] -= sent.numpy()[back]
+    for kept, where in dropped:
+        np.add.at(ours, where.numpy(), -kept.numpy())
+    applied = values.abs().sum().item()
+    lost_printed, lost_here = np.abs([as_printed, ours]).sum(1) / applied
+    return float(lost_printed), float(lost_here)
 
 
-def tree(messages: Sequence[Message], counts: Sequence[int]) -> Message:
-    """Return what rank 0 holds after all rounds, in this process."""
+def tree(
+    messages: Sequence[Message], counts: Sequence[int]
+) -> tuple[Message, list[Message]]:
+    """Return what rank 0 holds after all rounds, and all that nodes dropped."""
     merge = merger(counts, torch.device("cpu"))
     totals = [merge.prepare(message) for message in messages]
+    dropped: list[Message] = []
     for pairs in rounds(len(totals)):
         for receiver, sender in pairs:
-            totals[receiver], _ = merge(totals[receiver], totals[sender])
-    return totals[0]
+            totals[receiver], rest = merge(totals[receiver], totals[sender])
+            dropped += rest
+    return totals[0], dropped
 
 
 def _drawn(

@@ -15,13 +15,17 @@ from comm_plan.plans import Profile
 from comm_plan.profiler import profile_from_model
 from comm_plan.workloads import load
 
+EDGES = {"inception-v4": 299}
+"""Pixels of the images, where they are not 224."""
+
 
 @cache
 def unit_profile(name: str, batch_size: int) -> Profile:
     """Return the profile of the workload ``name``, whose iteration takes a second."""
     with torch.device("meta"):
         workload = load(name, batch_size=batch_size)
-        images = torch.empty(batch_size, 3, 224, 224)
+        edge = EDGES.get(name, 224)
+        images = torch.empty(batch_size, 3, edge, edge)
     return profile_from_model(
         workload.model,
         images,

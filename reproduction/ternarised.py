@@ -38,7 +38,8 @@ class Ternarised:
         beyond: share of elements beyond the bound, which are clipped.
         length: of the clipped gradient, relative to the original's.
         angle_degrees: between the two.
-        zeros: share of elements that become 0.
+        zeros: share of elements that become 0, of the applied scaler, which is that of
+            the rank with the largest.
         mean_angle_degrees: between the applied mean over ranks and the true one.
         histogram: [BINS] shares of the original's elements, by magnitude, in tenths of
             the bound; the last holds all beyond.
@@ -133,8 +134,8 @@ def _seen(
     step: int, loss: float, layer: Sequence[torch.Tensor], applied: torch.Tensor
 ) -> Ternarised:
     original = layer[0]
-    bound = TernGrad().clip * original.std(correction=0)
-    clipped = original.clamp(-bound, bound)
+    bound, clipped = _clipped(original)
+    scaler = max(float(_clipped(of_rank)[1].abs().max()) for of_rank in layer)
     bins = torch.histc(
         original.abs().clamp(max=float(bound)), bins=BINS, min=0.0, max=float(bound)
     )
@@ -144,10 +145,16 @@ def _seen(
         beyond=float((original.abs() > bound).float().mean()),
         length=float(clipped.norm() / original.norm()),
         angle_degrees=_angle_degrees(clipped, original),
-        zeros=float(1 - (clipped.abs() / clipped.abs().max()).mean()),
+        zeros=1 - float(clipped.abs().mean()) / scaler,
         mean_angle_degrees=_angle_degrees(applied, torch.stack(list(layer)).mean(0)),
         histogram=(bins / len(original)).tolist(),
     )
+
+
+def _clipped(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bound, and the gradient within it."""
+    bound = TernGrad().clip * gradient.std(correction=0)
+    return bound, gradient.clamp(-bound, bound)
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

@@ -154,8 +154,8 @@ def weak(name: str) -> Section:
     return Section(
         f"Fig. 5, weak scaling: {name}",
         "Images a second with float gradients, and how many times as many with ternary "
-        "ones. As printed: networks with many parameters gain most, slower links gain "
-        "more. Computation is estimated: half of the GPU's peak.",
+        "ones. As printed: networks that send much for what they compute gain most, "
+        "slower links gain more. Computation is estimated: half of the GPU's peak.",
         table(head, rows),
     )
 

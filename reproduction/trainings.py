@@ -107,18 +107,24 @@ class Trainings:
         """Return what :func:`run` wrote.
 
         Raises:
-            InputError: there is nothing at ``path``.
+            InputError: there is nothing at ``path``, or not all of that.
         """
+        again = "leave --models-only out to train now"
         if not path.is_file():
-            raise InputError(
-                f"{path} is not there: leave --models-only out to train now"
+            raise InputError(f"{path} is not there: {again}")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            read = cls(
+                found["context"],
+                [Trained(**run) for run in found["runs"]],
+                [Ternarised(**moment) for moment in found["ternarised"]],
             )
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            found["context"],
-            [Trained(**run) for run in found["runs"]],
-            [Ternarised(**moment) for moment in found["ternarised"]],
-        )
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path} holds no trainings: {again}") from None
+        missing = {job.name for job in jobs()} - {run.name for run in read.runs}
+        if missing:
+            raise InputError(f"{path} lacks {', '.join(sorted(missing))}: {again}")
+        return read
 
 
 def jobs() -> list[Job]:

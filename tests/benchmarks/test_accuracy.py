@@ -94,6 +94,20 @@ def test_the_table_compares_means_with_dense():
     assert row.split(" | ")[2:6] == ["98.00 %", "97.00 % to 99.00 %", "-1.00 pp", "50"]
 
 
+def test_seeds_that_dense_does_not_have_are_not_compared():
+    runs = [*RUNS, run("topk 1 %", 7, 0.5, 8), run("fp16", 7, 0.5, 200)]
+    assert table(runs) == table(RUNS)
+    assert measured("task", runs) == measured("task", RUNS)
+    assert points(runs, {"topk 1 %": "plain"}) == points(RUNS, {"topk 1 %": "plain"})
+
+
+def test_results_kept_elsewhere_change_no_evidence(tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "EVIDENCE", tmp_path / "evidence.json")
+    monkeypatch.setattr(accuracy, "PICTURES", tmp_path)
+    accuracy.write_tables(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["accuracy.md"]
+
+
 def test_points_are_means_with_their_ranges():
     dense, topk = points(RUNS, {"dense": "dense", "topk 1 %": "as printed", "x": "y"})
     assert (dense.x, dense.y) == (1, pytest.approx(0.99))

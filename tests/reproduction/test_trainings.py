@@ -30,6 +30,20 @@ def test_trainings_that_are_not_there_are_refused(tmp_path):
         trainings.Trainings.read(tmp_path / trainings.FILE)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "holds no trainings"),
+        ('{"context": {}}', "holds no trainings"),
+        ('{"context": {}, "runs": [], "ternarised": []}', "lacks dense"),
+    ],
+)
+def test_broken_trainings_are_refused(tmp_path, text, message):
+    (tmp_path / trainings.FILE).write_text(text)
+    with pytest.raises(InputError, match=message):
+        trainings.Trainings.read(tmp_path / trainings.FILE)
+
+
 def test_the_ratio_of_vgc_grows_with_alpha_and_over_the_training(kept):
     runs = [kept.run(trainings.vgc_name(a, 0.999)) for a in trainings.ALPHAS]
     assert [run.ratio for run in runs] == sorted(run.ratio for run in runs)
