@@ -59,10 +59,8 @@ from comm_plan.planner.evidence import Evidence
 from comm_plan.planner.evidence import Task as Measured
 from comm_plan.plans import (
     CollectiveCost,
-    Fit,
     Network,
     Plan,
-    Segment,
     write_atomically,
 )
 from comm_plan.runtime.learning_rate import LearningRate
@@ -81,15 +79,7 @@ PICTURES = ROOT / "docs" / "images"
 NETWORK = Network(
     backend="gloo",
     world_size=RANKS,
-    collectives={
-        "point_to_point": CollectiveCost(
-            fit=Fit(
-                segments=(
-                    Segment(from_nbytes=0, alpha_s=50e-6, beta_s_per_byte=1 / 1.17e6),
-                )
-            )
-        )
-    },
+    collectives={"point_to_point": CollectiveCost.affine(50e-6, 1 / 1.17e6)},
 )
 """10 Mbit/s at 94 % of the line; the planner builds the collectives from it."""
 

@@ -21,16 +21,14 @@ from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import module
 from comm_plan.benchmarks.prediction_rounds import DDP
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import CollectiveCost, Fit, Network, Profile, Segment
+from comm_plan.plans import CollectiveCost, Network, Profile
 from comm_plan.profiler import measure
 from comm_plan.transports.launch import run_local
 from comm_plan.workloads import load
 
 PLAN = "engine"
 
-ANY_COST = CollectiveCost(
-    fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-4, beta_s_per_byte=1e-9),))
-)
+ANY_COST = CollectiveCost.affine(1e-4, 1e-9)
 """DDP's buckets are the same whatever a message costs."""
 
 

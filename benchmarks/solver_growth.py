@@ -21,13 +21,11 @@ from comm_plan.plans import (
     CollectiveCost,
     CompressionCost,
     Device,
-    Fit,
     Model,
     Network,
     Plan,
     Profile,
     Sample,
-    Segment,
     TensorTiming,
 )
 from comm_plan.plans.compression import spec_class
@@ -75,8 +73,7 @@ def random_profile(tensors: int) -> Profile:
 
 def affine_network() -> Network:
     """Return a network with one published line."""
-    line = Segment(from_nbytes=0, alpha_s=ALPHA_S, beta_s_per_byte=BETA_S_PER_BYTE)
-    return _network(CollectiveCost(fit=Fit(segments=(line,))))
+    return _network(CollectiveCost.affine(ALPHA_S, BETA_S_PER_BYTE))
 
 
 def measured_network() -> Network:
@@ -104,21 +101,15 @@ def _network(allreduce: CollectiveCost) -> Network:
 
 def slow_network() -> Network:
     """Return a network ten times slower, with the collectives of all methods."""
-
-    def line(alpha_s: float, beta_s_per_byte: float) -> CollectiveCost:
-        segment = Segment(
-            from_nbytes=0, alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte
-        )
-        return CollectiveCost(fit=Fit(segments=(segment,)))
-
     beta_s_per_byte = 10 * BETA_S_PER_BYTE
+    gathered = CollectiveCost.affine(ALPHA_S / 2, beta_s_per_byte / 2)
     return Network(
         backend="gloo",
         world_size=16,
         collectives={
-            "allreduce": line(ALPHA_S, beta_s_per_byte),
-            "allgather": line(ALPHA_S / 2, beta_s_per_byte / 2),
-            "gtopk": line(ALPHA_S / 2, beta_s_per_byte / 2),
+            "allreduce": CollectiveCost.affine(ALPHA_S, beta_s_per_byte),
+            "allgather": gathered,
+            "gtopk": gathered,
         },
     )
 

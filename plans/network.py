@@ -76,6 +76,12 @@ class CollectiveCost(Value):
     sync: Sentence | None = None
     summing: dict[Name, SecondsPerByte] = {}
 
+    @classmethod
+    def affine(cls, alpha_s: float, beta_s_per_byte: float) -> Self:
+        """Return one line: a start-up and seconds a byte."""
+        line = Segment(from_nbytes=0, alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte)
+        return cls(fit=Fit(segments=(line,)))
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.samples and self.fit is None:

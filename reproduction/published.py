@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from comm_plan.plans import CollectiveCost, Fit, Network, Segment
+from comm_plan.plans import CollectiveCost, Network
 
 DATA = Path(__file__).parent / "data"
 
@@ -41,8 +41,7 @@ def affine(
     collective: str, alpha_s: float, beta_s_per_byte: float, world_size: int = 2
 ) -> Network:
     """Return a network of which only this affine cost is known."""
-    line = Segment(from_nbytes=0, alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte)
-    cost = CollectiveCost(fit=Fit(segments=(line,)))
+    cost = CollectiveCost.affine(alpha_s, beta_s_per_byte)
     return Network(
         backend="published", world_size=world_size, collectives={collective: cost}
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import CollectiveCost, Fit, Network, Plan, Profile, Segment
+from comm_plan.plans import CollectiveCost, Network, Plan, Profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = Path(__file__).parent / "example_ranks.py"
@@ -87,8 +87,7 @@ def test_the_loop_learns_on_two_ranks(documents):
 
 def slow_network():
     """Return two ranks behind 100 Mbit/s."""
-    fit = Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=8e-8),))
-    cost = CollectiveCost(fit=fit)
+    cost = CollectiveCost.affine(1e-3, 8e-8)
     costs = {"allreduce": cost, "allgather": cost}
     return Network(backend="gloo", world_size=2, collectives=costs)
 

@@ -7,10 +7,8 @@ from comm_plan.planner import replan
 from comm_plan.plans import (
     CollectiveCost,
     CompressionCost,
-    Fit,
     Network,
     Plan,
-    Segment,
 )
 from comm_plan.tests.support.documents import profile_of, tensor
 from comm_plan.tests.support.planning import planned
@@ -24,8 +22,7 @@ PROFILE = profile_of(
 
 
 def network(world_size=4):
-    fit = Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=1e-7),))
-    cost = CollectiveCost(fit=fit)
+    cost = CollectiveCost.affine(1e-3, 1e-7)
     costs = {"allreduce": cost, "allgather": cost}
     return Network(backend="gloo", world_size=world_size, collectives=costs)
 

@@ -9,7 +9,7 @@ from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.planner.collective_cost import best_bus_bandwidth, collective_curve
-from comm_plan.plans import CollectiveCost, Fit, Segment
+from comm_plan.plans import CollectiveCost
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.planning import planned
 
@@ -91,9 +91,7 @@ def test_bus_bandwidth_is_the_best_of_all_collectives_and_sizes(build):
 
 LINE = 125e6
 BURST_NBYTES = 2**17
-SLOW = CollectiveCost(
-    fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=0.0, beta_s_per_byte=1e-6),))
-)
+SLOW = CollectiveCost.affine(0.0, 1e-6)
 POWERS = [2**power for power in range(12, 27)]
 
 

@@ -202,14 +202,12 @@ def test_ranks_with_different_models_are_refused():
 
 def test_a_plan_can_be_made_of_it_and_be_trained_by(tmp_path):
     from comm_plan.planner import make_problem, solve
-    from comm_plan.plans import CollectiveCost, Fit, Network, Segment
+    from comm_plan.plans import CollectiveCost, Network
 
     model = Slow()
     with comm_plan.profile(model, compressors=()) as watched:
         steps(model, 20)
-    cost = CollectiveCost(
-        fit=Fit(segments=(Segment(from_nbytes=0, alpha_s=1e-3, beta_s_per_byte=1e-9),))
-    )
+    cost = CollectiveCost.affine(1e-3, 1e-9)
     network = Network(backend="gloo", world_size=1, collectives={"allreduce": cost})
     plan = solve(make_problem(watched.profile, network), "optimal")
     with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
