@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from comm_plan.errors import InputError
+from comm_plan import units
+from comm_plan.errors import DocumentError, InputError
 from comm_plan.planner import (
     Problem,
     Settings,
@@ -25,6 +27,12 @@ from comm_plan.report.save import save
 from comm_plan.report.solvers import timeline
 from comm_plan.report.timeline import Timeline
 
+BROKEN = re.compile(rb'[^\[]*?\{[^{}]*"schema"\s*:\s*"comm-plan/')
+"""How a document of comm-plan begins, even one that is no JSON."""
+
+HEAD_NBYTES = 4096
+"""So near to its beginning a document states its schema."""
+
 NEXT = "next-"
 """How files begin that a folder holds for the next tuning, not for this report."""
 
@@ -36,10 +44,12 @@ def read(paths: Sequence[Path]) -> list[File]:
     """Read the documents in files and folders.
 
     Of a folder those of its JSON files count whose schema is one of comm-plan's, except
-    the costs that ``tune`` corrected for the next time (``next-...``).
+    the costs that ``tune`` corrected for the next time (``next-...``). Names that are
+    no text are escaped.
 
     Raises:
-        DocumentError: a file cannot be read, or is no valid document.
+        DocumentError: a file cannot be read, or is no valid document; in a folder one
+            of comm-plan's.
         InputError: a folder holds no document.
     """
     return [file for path in paths for file in _read(path)]
@@ -47,22 +57,45 @@ def read(paths: Sequence[Path]) -> list[File]:
 
 def _read(path: Path) -> Iterator[File]:
     if not path.is_dir():
-        yield str(path), load_document(path)
+        yield _name(path), load_document(path)
         return
     files = (f for f in sorted(path.glob("*.json")) if not f.name.startswith(NEXT))
-    inside = [file for file in files if _is_document(file)]
+    inside = [file for file in files if _is_ours(file)]
     if not inside:
         raise InputError(
             f"{path}: the folder holds no documents: give one that profile, solve, "
             "train or tune wrote to"
         )
     for file in inside:
-        yield str(file), load_document(file)
+        yield _name(file), load_document(file)
 
 
-def _is_document(file: Path) -> bool:
-    schema = read_schema(file)
+def _name(path: Path) -> str:
+    """Return a file's name as text, with escapes for bytes that are none."""
+    return str(path).encode(errors="backslashreplace").decode()
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether a file in a folder is one of comm-plan's, be it a broken one."""
+    if not file.is_file():
+        return False
+    try:
+        schema = read_schema(file)
+    except DocumentError:
+        return _begins_as_ours(file)
     return isinstance(schema, str) and schema.startswith("comm-plan/")
+
+
+def _begins_as_ours(file: Path) -> bool:
+    """Return whether a file that is no JSON object begins like one of comm-plan's.
+
+    One that cannot be read may do so.
+    """
+    try:
+        with file.open("rb") as stream:
+            return BROKEN.match(stream.read(HEAD_NBYTES)) is not None
+    except OSError:
+        return True
 
 
 def draw(
@@ -72,8 +105,8 @@ def draw(
 ) -> tuple[Timeline, ...]:
     """Return the timelines that documents allow.
 
-    Those of plans and runs, predicted and measured; where none has a timing, those that
-    are simulated of a profile and a network.
+    Those of plans and runs, predicted and measured. Where none has a timing, or ranks
+    are given, those that are simulated of a profile and a network.
 
     Args:
         paths: the documents' files, or folders of them.
@@ -83,7 +116,9 @@ def draw(
     Raises:
         InputError: the documents allow none, or do not fit together.
     """
-    return _timelines(arrange(read(paths)), solvers, world_size)
+    given = arrange(read(paths))
+    _check(given, solvers, world_size)
+    return _timelines(given, solvers, world_size)
 
 
 def write(
@@ -108,6 +143,7 @@ def write(
         raise InputError(f"{output}: end the name in .html, .png or .json")
     check_writable(output)
     given = arrange(read(paths))
+    _check(given, solvers, world_size)
     if output.suffix == ".html":
         page = to_page(_foretold(given, solvers, world_size))
         write_atomically(output, page)
@@ -115,27 +151,45 @@ def write(
         save(_timelines(given, solvers, world_size), output, given.title(world_size))
 
 
+def _check(given: Given, solvers: Sequence[str], world_size: int | None) -> None:
+    """Refuse unknown solvers, and ranks that nothing can be planned for."""
+    for name in solvers:
+        find_solver(name)
+    if world_size is not None and (given.profile is None or given.network is None):
+        raise InputError(
+            f"--world-size {world_size}: give a profile and a network, from which so "
+            "many ranks can be planned"
+        )
+
+
 def _timelines(
     given: Given, solvers: Sequence[str], world_size: int | None
 ) -> tuple[Timeline, ...]:
-    problem = _problem(given, solvers, world_size)
-    if problem is not None and not drawn(given):
-        summary = summarise(problem, solvers, beside=())
-        return tuple(_simulated(summary, solvers))
-    if not drawn(given):
+    found = drawn(given)
+    if not found or world_size is not None:
+        problem = _problem(given, world_size)
+        if problem is not None:
+            summary = summarise(problem, solvers, beside=())
+            found += tuple(_simulated(summary, solvers))
+    if not found:
         raise InputError(
-            "nothing to draw: give a profile and a network, or plans or run records "
-            "that hold a timing; -o report.html shows any document"
+            "nothing to draw: give a profile and a network, and solvers to simulate, "
+            "or plans or run records that hold a timing; -o report.html shows any "
+            "document"
         )
-    return drawn(given)
+    return found
 
 
 def _foretold(given: Given, solvers: Sequence[str], world_size: int | None) -> Given:
     """Return ``given`` with what planning says of its profile and network."""
-    problem = _problem(given, solvers, world_size)
-    if problem is None:
-        return given
-    summary = summarise(problem, solvers)
+    try:
+        problem = _problem(given, world_size)
+        if problem is None:
+            return given
+        summary = summarise(problem, solvers)
+    except InputError as error:
+        return replace(given, no_forecast=str(error))
+    possible = [name for name in solvers if name not in summary.left_out]
     scaling: tuple[Summary, ...] = ()
     reason = ""
     try:
@@ -145,25 +199,15 @@ def _foretold(given: Given, solvers: Sequence[str], world_size: int | None) -> G
     return replace(
         given,
         forecast=Forecast(summary, scaling, reason),
-        simulated=tuple(_simulated(summary, solvers)),
+        simulated=tuple(_simulated(summary, possible)),
     )
 
 
-def _problem(
-    given: Given, solvers: Sequence[str], world_size: int | None
-) -> Problem | None:
+def _problem(given: Given, world_size: int | None) -> Problem | None:
     """Return what there is to plan, None without profile and network."""
-    for name in solvers:
-        find_solver(name)
-    if given.profile is not None and given.network is not None:
-        settings = Settings(world_size=world_size)
-        return make_problem(given.profile, given.network, settings)
-    if world_size is not None:
-        raise InputError(
-            f"--world-size {world_size}: give a profile and a network, from which so "
-            "many ranks can be planned"
-        )
-    return None
+    if given.profile is None or given.network is None:
+        return None
+    return make_problem(given.profile, given.network, Settings(world_size=world_size))
 
 
 def _scaled(problem: Problem, solvers: Sequence[str]) -> Iterator[Summary]:
@@ -175,10 +219,12 @@ def _scaled(problem: Problem, solvers: Sequence[str]) -> Iterator[Summary]:
 
 
 def _simulated(summary: Summary, solvers: Sequence[str]) -> Iterator[Timeline]:
-    compute = summary.problem.compute
+    """Yield an iteration by each solver; ranks that were asked for are in its title."""
+    compute, asked = summary.problem.compute, summary.problem.settings.world_size
+    ranks = "" if asked is None else f", {units.counted(asked, 'rank')}"
     for name in solvers:
         yield timeline(
-            name,
+            f"{name}{ranks}",
             summary.row(name).schedule,
             forward_s=compute.backward_start_s,
             update_s=compute.update_s,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
 
 def seconds(value_s: float) -> str:
     """Return a duration in s, ms, us or ns."""
@@ -58,12 +60,18 @@ def ticks(end_s: float, at_most: int) -> list[tuple[float, str]]:
         count = math.floor(end_s / step * (1 + 1e-9))
         if count <= at_most:
             break
-    return [(i * step, _round_label(i * step)) for i in range(count + 1)]
+    return [(i * step, round_seconds(i * step)) for i in range(count + 1)]
 
 
-def _round_label(value_s: float) -> str:
-    number, unit = seconds(value_s).split()
-    return f"{float(number):g} {unit}"
+def round_seconds(value_s: float) -> str:
+    """Return a round duration, such as a tick's, with all its digits: ``250.5 ms``."""
+    _, unit = seconds(value_s).split()
+    return f"{value_s / _SECONDS[unit]:.12g} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return how many there are, such as ``1 rank`` or ``2 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _three_digits(value: float) -> str:

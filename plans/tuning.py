@@ -32,7 +32,7 @@ class Round(Value):
 
 
 class Curve(Value):
-    """A training from the same start: the mean loss so far, against its seconds.
+    """A training from the same start: a running mean of its loss, against seconds.
 
     ``seconds`` and ``losses`` are equally long; the losses are means over all ranks.
     """

@@ -48,7 +48,7 @@ def rows(network: Network, collective: str) -> Iterator[MeasuredSize]:
 
 def overview(network: Network) -> Table:
     """Return one row per collective: start-up, bandwidth and quality of the fit."""
-    title = f"{network.world_size} ranks, {network.backend}"
+    title = _setting(network)
     if network.emulated_link is not None:
         title += f", emulated link of {network.emulated_link}"
     result = Table(title=title, box=box.SIMPLE_HEAD)
@@ -68,6 +68,10 @@ def overview(network: Network) -> Table:
     return result
 
 
+def _setting(network: Network) -> str:
+    return f"{units.counted(network.world_size, 'rank')}, {network.backend}"
+
+
 def _error(fit: Fit | None) -> str:
     if fit is None or fit.median_error is None:
         return ""
@@ -78,7 +82,7 @@ def table(network: Network, collective: str) -> Table:
     """Return the rows of ``collective`` and its fit, to be printed with rich."""
     cost = network.collectives[collective]
     result = Table(
-        title=f"{collective}, {network.world_size} ranks, {network.backend}",
+        title=f"{collective}, {_setting(network)}",
         caption=_caption(cost),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -46,7 +46,8 @@ def _setting(plan: Plan) -> Iterator[Fact]:
     yield "ranks", f"{plan.world_size} x {plan.backend}"
     yield from emulated(plan.emulated_link)
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
-    yield "buckets", f"{len(plan.buckets)} of {tensors} tensors"
+    held = units.counted(tensors, "tensor")
+    yield "buckets", f"{len(plan.buckets)} of {held}"
     if plan.momentum_correction:
         yield "momentum", "applied before compression"
     if plan.evidence:
@@ -59,7 +60,8 @@ def _prediction(plan: Plan) -> Iterator[Fact]:
         return
     iteration = units.about(predicted.iteration_s, predicted.error_s)
     if predicted.extrapolated_from is not None:
-        iteration += f", extrapolated from {predicted.extrapolated_from} ranks"
+        measured = units.counted(predicted.extrapolated_from, "rank")
+        iteration += f", extrapolated from {measured}"
     yield "iteration, predicted", iteration
     yield "exposed communication", units.seconds(predicted.exposed_s)
     if predicted.lower_bound_s:

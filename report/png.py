@@ -131,7 +131,7 @@ def _frame(axes: Any, timelines: Sequence[Timeline], end_ms: float) -> None:
     axes.set_yticks(
         [-place for place in range(len(timelines))],
         [_label(timeline) for timeline in timelines],
-        fontsize=10, color=INK,
+        fontsize=10, color=INK, parse_math=False,
     )  # fmt: skip
     axes.set_xlabel("time from the start of the iteration (ms)", color=QUIET_INK)
     axes.tick_params(axis="y", length=0)
@@ -155,8 +155,9 @@ def _title_and_legend(
     height = figure.get_figheight()
     left = _left(timelines)
     figure.text(
-        left, 1 - 0.27 / height, title, fontsize=13, fontweight="bold", color=INK
-    )
+        left, 1 - 0.27 / height, title,
+        fontsize=13, fontweight="bold", color=INK, parse_math=False,
+    )  # fmt: skip
     figure.legend(
         handles=keys, loc="upper left",
         bbox_to_anchor=(left - 0.006, 1 - 0.34 / height),

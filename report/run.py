@@ -81,7 +81,8 @@ def _times(record: RunRecord) -> Iterator[Fact]:
         return
     yield "iteration, median", units.seconds(measured.median_s)
     spread = f"{units.seconds(measured.min_s)} to {units.seconds(measured.p95_s)}"
-    yield "iteration, min to p95", f"{spread}, {measured.count} iterations"
+    count = units.counted(measured.count, "iteration")
+    yield "iteration, min to p95", f"{spread}, {count}"
     error = prediction_error(record)
     if record.predicted_iteration_s is not None and error is not None:
         about = record.predicted_iteration_s, record.predicted_error_s

@@ -125,8 +125,7 @@ class DrawnSchedule(Protocol):
 
 def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
     """Return every solver's prediction; the row ``chosen`` stands out."""
-    ranks = "1 rank" if summary.world_size == 1 else f"{summary.world_size} ranks"
-    title = f"predicted with {ranks}"
+    title = f"predicted with {units.counted(summary.world_size, 'rank')}"
     if summary.extrapolated_from is not None:
         title += f", extrapolated from {summary.extrapolated_from}"
     table = Table(
@@ -161,8 +160,8 @@ def what_if_table(
     """
     table = Table(
         title="predicted iteration time",
-        caption=f"measured with {measured} ranks; others (*) are extrapolated through "
-        "the closed forms of the collectives",
+        caption=f"measured with {units.counted(measured, 'rank')}; others (*) are "
+        "extrapolated through the closed forms of the collectives",
     )
     table.add_column("ranks", justify="right")
     for name in (*solvers, "bound"):

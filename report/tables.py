@@ -73,7 +73,8 @@ def profile_rows(profile: Profile) -> list[Fact]:
         ("waiting for each other", units.seconds(profile.waiting_s)),
         (
             "gradients",
-            f"{len(profile.tensors)} tensors, {units.nbytes(profile.nbytes)}",
+            f"{units.counted(len(profile.tensors), 'tensor')}, "
+            f"{units.nbytes(profile.nbytes)}",
         ),
     ]
     if profile.iterations is not None:

@@ -1,6 +1,7 @@
 """``comm-plan report``: from files and folders to a page or to timelines."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from comm_plan import reporting
 from comm_plan.errors import DocumentError, InputError
 from comm_plan.planner import Settings, make_problem, summarise
+from comm_plan.plans import Network
 from comm_plan.tests.support import documents as build
 from comm_plan.tests.support.page import Page
 from comm_plan.tests.support.planning import planned
@@ -110,6 +112,46 @@ def test_timelines_alone_go_into_other_files(folder, command, suffix):
     assert output.stat().st_size > 100
 
 
+def test_a_solver_that_cannot_be_priced_is_left_out(folder, command):
+    words = "--solvers", "wfbp,lags"
+    found = page(folder, *words, command=command, output=folder / "report.html")
+    assert "lags is left out: " in found.text
+    assert "timelines" in found.sections
+    assert "no compression costs" in command.refused("report", folder, *words)
+
+
+def test_plans_are_shown_though_nothing_can_be_planned(folder, command):
+    cost = build.fit((0, 1e-3, 1e-8))
+    network = Network(backend="gloo", world_size=4, collectives={"allgather": cost})
+    network.save(folder / "network.json")
+    found = page(folder, command=command, output=folder / "report.html")
+    assert "nothing is predicted: " in found.text
+    PLAN.save(folder / "plan.json")
+    found = page(folder, command=command, output=folder / "report.html")
+    assert {"timelines", "solvers", "network"} <= set(found.sections)
+    assert "Not shown: " in found.text
+    assert "optimal: predicted" in found.text
+
+
+def test_ranks_that_are_asked_for_are_simulated_beside_plans(folder):
+    PLAN.save(folder / "plan.json")
+    lines = reporting.draw([folder], ["wfbp"], world_size=16)
+    assert [line.title for line in lines] == ["optimal: predicted", "wfbp, 16 ranks"]
+
+
+def test_without_solvers_there_is_nothing_to_draw(folder, command):
+    words = command.refused("report", folder, "--solvers", "")
+    assert "solvers to simulate" in words
+    page(folder, "--solvers", "", command=command, output=folder / "report.html")
+
+
+def test_a_file_may_have_a_name_that_is_no_text(folder):
+    name = folder / os.fsdecode(b"plan-\xff.json")
+    PLAN.save(name)
+    reporting.write([folder], folder / "report.html", ["wfbp"])
+    assert r"plan-\udcff.json" in (folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_profile_alone_has_no_timeline(folder, command):
     words = command.refused("report", folder / "profile.json")
     assert "give a profile and a network" in words
@@ -134,6 +176,30 @@ def test_an_unknown_solver_is_refused(folder, command):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="holds no documents"):
         reporting.read([tmp_path])
+
+
+FOREIGN = {
+    "list": '[{"schema": "comm-plan/plan"}]',
+    "comments": '{"at": "comm-plan/plan"} // ours',
+    "text": "comm-plan/plan",
+}
+
+
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
+def test_files_of_others_are_passed_over_in_a_folder_only(folder, text):
+    foreign = folder / "other.json"
+    foreign.write_text(text)
+    (folder / "a folder.json").mkdir()
+    assert len(reporting.read([folder])) == 2
+    with pytest.raises(DocumentError, match=r"other\.json: "):
+        reporting.read([foreign])
+
+
+def test_a_document_that_is_cut_off_is_named(folder):
+    text = PLAN.to_json()
+    (folder / "plan.json").write_text(text[: len(text) // 2])
+    with pytest.raises(DocumentError, match=r"plan\.json: not JSON"):
+        reporting.read([folder])
 
 
 def test_a_document_that_is_broken_is_named(folder):

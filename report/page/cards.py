@@ -77,7 +77,7 @@ def _quality(record: RunRecord) -> Iterator[Card]:
 
 
 def _profile(profile: Profile) -> Iterator[Card]:
-    tensors = f"{len(profile.tensors)} tensors"
+    tensors = units.counted(len(profile.tensors), "tensor")
     yield Card("forward", units.seconds(profile.forward_s))
     yield Card("backward", units.seconds(profile.backward_s))
     yield Card("update", units.seconds(profile.update_s))

@@ -14,7 +14,8 @@ from comm_plan.report.page.svg import element
 WIDTH, HEIGHT = 480.0, 290.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 26.0, 28.0, 44.0
 STYLES = 6
-"""How many series look different: by colour, by dashes and by the shape of points."""
+"""How many colours, dashes and shapes of points there are; further series combine them
+anew, with dashes of their own."""
 
 _SIZE = 4.0
 _SHAPES = (
@@ -45,7 +46,7 @@ class Series:
     Attributes:
         name: for the legend, where equal ones are one.
         points: from left to right.
-        style: which look, 0 to :data:`STYLES`.
+        style: which look, 0 or more.
         line: whether they are joined.
         shapes: whether each is drawn.
         hollow: whether shapes are drawn as outlines.
@@ -176,11 +177,13 @@ def _columns(x: Axis, y: Axis, series: Series) -> Iterator[Markup]:
 
 
 def _look(series: Series) -> str:
-    return f"s{series.style % STYLES}"
+    again = " again" if series.style >= STYLES else ""
+    return f"s{series.style % STYLES}{again}"
 
 
 def _shape(series: Series) -> Markup:
-    path = _SHAPES[series.style % STYLES].format(r=_SIZE)
+    path = _SHAPES[(series.style + series.style // STYLES) % STYLES]
+    path = path.format(r=_SIZE)
     hollow = " hollow" if series.hollow else ""
     return element("path", class_=f"shape {_look(series)}{hollow}", d=path)
 

@@ -23,11 +23,10 @@ from comm_plan.report.solvers import ComparedPlan, Comparison
 
 
 def solvers(given: Given) -> Section | None:
-    """Return the solvers' predictions side by side."""
+    """Return the solvers' predictions side by side, or why there are none."""
     found = given.forecast
-    if found is None:
-        return None
-    return section("solvers", "What solvers predict", _compared(found))
+    blocks = _missing(given) if found is None else _compared(found)
+    return section("solvers", "What solvers predict", blocks)
 
 
 def scaling(given: Given) -> Section | None:
@@ -38,9 +37,14 @@ def scaling(given: Given) -> Section | None:
     return section("scaling", "Scaling over ranks", _scaled(found))
 
 
+def _missing(given: Given) -> Iterator[Block]:
+    if given.no_forecast:
+        yield Text(f"Not shown: {given.no_forecast}")
+
+
 def _compared(forecast: Forecast) -> Iterator[Block]:
     comparison = forecast.comparison
-    ranks = f"{comparison.world_size} ranks"
+    ranks = units.counted(comparison.world_size, "rank")
     if comparison.extrapolated_from is not None:
         ranks += f", extrapolated from {comparison.extrapolated_from}"
     yield Table(
@@ -95,7 +99,7 @@ def _figure(scaling: Sequence[Comparison], names: Sequence[str]) -> Figure:
     return chart(
         "predicted iteration time",
         logarithmic("ranks", (each.world_size for each in scaling), _whole, base=2),
-        linear("iteration time", heights, units.seconds),
+        linear("iteration time", heights, units.round_seconds),
         series,
         rules=[
             Rule("measured here", x=each.world_size)
@@ -109,7 +113,7 @@ def _figure(scaling: Sequence[Comparison], names: Sequence[str]) -> Figure:
 
 def _bound(comparison: Comparison) -> Point:
     ranks, bound_s = comparison.world_size, comparison.lower_bound_s
-    tip = f"lower bound, {ranks} ranks\n{units.seconds(bound_s)}"
+    tip = f"lower bound, {units.counted(ranks, 'rank')}\n{units.seconds(bound_s)}"
     return Point(ranks, bound_s, tip)
 
 
@@ -122,7 +126,8 @@ def _series(scaling: Sequence[Comparison], name: str, style: int) -> Series:
     for each in scaling:
         time_s = _times(each).get(name)
         if time_s is not None:
-            tip = f"{name}, {each.world_size} ranks\n{units.seconds(time_s)}"
+            ranks = units.counted(each.world_size, "rank")
+            tip = f"{name}, {ranks}\n{units.seconds(time_s)}"
             if each.lower_bound_s > 0:
                 bound = units.times(time_s / each.lower_bound_s)
                 tip += f", {bound} the lower bound"

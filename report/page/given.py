@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
+from comm_plan import units
 from comm_plan.plans import (
     Document,
     EmulatedLink,
@@ -96,6 +97,7 @@ class Given:
         plans: in the order in which they were tried, or else given.
         runs: in the order of their plans, or else as given.
         forecast: what was computed of profile and network.
+        no_forecast: why that could not be; empty: it could, or one of them is missing.
         simulated: timelines of solvers, where no plan has a timing.
     """
 
@@ -106,6 +108,7 @@ class Given:
     plans: tuple[ShownPlan, ...]
     runs: tuple[ShownRun, ...]
     forecast: Forecast | None = None
+    no_forecast: str = ""
     simulated: tuple[Timeline, ...] = ()
 
     @property
@@ -117,12 +120,28 @@ class Given:
         return found[0] if found else ""
 
     def title(self, world_size: int | None = None) -> str:
-        """Return the model, the ranks unless they are given, and the backend."""
-        for _, document in self.files:
-            if isinstance(document, Network | Plan | RunRecord):
-                ranks = world_size or document.world_size
-                return f"{self.model}, {ranks} ranks, {document.backend}"
-        return self.model
+        """Return the model, the ranks and the backend of its timelines.
+
+        Args:
+            world_size: ranks of the timelines that are simulated where no plan and no
+                run has one; None: the network's.
+        """
+        timed: list[Plan | RunRecord] = [
+            shown.plan
+            for shown in self.plans
+            if shown.plan.predicted and shown.plan.predicted.timing
+        ]
+        timed += [run.record for run in self.runs if run.record.timing]
+        if timed:
+            sizes = sorted({each.world_size for each in timed})
+            backends = list(dict.fromkeys(each.backend for each in timed))
+        elif self.network is not None:
+            sizes = [world_size or self.network.world_size]
+            backends = [self.network.backend]
+        else:
+            return self.model
+        ranks = [*map(str, sizes[:-1]), units.counted(sizes[-1], "rank")]
+        return f"{self.model}, {' and '.join(ranks)}, {' and '.join(backends)}"
 
     @property
     def emulated_links(self) -> dict[EmulatedLink, list[str]]:

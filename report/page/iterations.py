@@ -49,7 +49,7 @@ def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
     slower = sum(time_s > last for time_s in times)
     return chart(
         f"{run.name}: iteration times",
-        linear("iteration time", across, units.seconds, from_zero=False),
+        linear("iteration time", across, units.round_seconds, from_zero=False),
         linear("iterations", (point.y for point in points), "{:g}".format),
         [Series(run.name, points, style, line=False, column=width)],
         rules=rules,

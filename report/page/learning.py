@@ -35,7 +35,7 @@ Found = Callable[[ShownRun], Sequence[tuple[int, float]]]
 def _pair(title: str, runs: Sequence[ShownRun], found: Found) -> Iterator[Figure]:
     for label, name, places in (
         ("step", _step, [float for _ in runs]),
-        ("seconds of training", units.seconds, [_elapsed(run) for run in runs]),
+        ("seconds of training", units.round_seconds, [_elapsed(run) for run in runs]),
     ):
         series = [
             Series(

@@ -53,7 +53,7 @@ def _figure(network: Network, name: str) -> Figure:
     return chart(
         name,
         logarithmic("message size", (p.x for p in places), _size, base=2),
-        logarithmic("time", heights, _round),
+        logarithmic("time", heights, units.round_seconds),
         [series for series in (measured, fitted) if series.points],
         note=_note(cost),
     )
@@ -65,11 +65,6 @@ def _note(cost: CollectiveCost) -> str:
 
 def _size(nbytes: float) -> str:
     return binary(round(nbytes))
-
-
-def _round(value_s: float) -> str:
-    number, unit = units.seconds(value_s).split()
-    return f"{float(number):g} {unit}"
 
 
 def _measured(network: Network, name: str) -> Series:
@@ -91,7 +86,7 @@ def _tip(row: MeasuredSize) -> str:
     lines = [
         f"{binary(sample.nbytes)}: {units.seconds(sample.median_s)}",
         f"min {units.seconds(sample.min_s)}, p95 {units.seconds(sample.p95_s)}, "
-        f"{sample.iterations} iterations",
+        f"{units.counted(sample.iterations, 'iteration')}",
         f"algorithm bandwidth {rate(row.algbw)}",
     ]
     if row.busbw is not None:

@@ -58,7 +58,7 @@ def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:
 def bucket_text(bucket: Bucket, size: BucketSize | None) -> str:
     """Return in a few words what a bucket holds and how it travels."""
     tensors = len(bucket.tensors)
-    held = f"{tensors} tensor{'s' if tensors > 1 else ''}"
+    held = units.counted(tensors, "tensor")
     how = f"{compressor_text(bucket.compressor, tensors)} by {bucket.collective}"
     if size is None:
         return f"{held}; {how}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from comm_plan import units
 from comm_plan.plans import Document
 from comm_plan.report.page.blocks import NONE, Block, Cell, Section, Table, section
 from comm_plan.report.page.given import Given
@@ -41,7 +42,7 @@ def _where(document: Document) -> str:
     parts = [f"{device.type}, {device.name}"] if device else []
     hosts = dict.fromkeys(getattr(document, "hosts", ()))
     if hosts:
-        parts.append(f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}")
+        parts.append(units.counted(len(hosts), "host"))
     environment = getattr(document, "environment", {})
     parts += [f"{name} {value}" for name, value in environment.items()]
     return ", ".join(parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from comm_plan.plans import EmulatedLink
 from comm_plan.plans.plan import TODAY
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
 
@@ -58,9 +60,10 @@ class Subject:
 def find_subject(given: Given) -> Subject | None:
     """Return the tuning's winner; else the fastest of runs, of plans, of solvers.
 
-    Of solvers that are about as fast it is the one that compresses and sends least.
+    Of runs see :func:`fastest_run`. Of solvers that are about as fast it is the one
+    that compresses and sends least.
     """
-    return _winner(given) or _fastest_run(given) or _planned(given) or _solved(given)
+    return _winner(given) or fastest_run(given) or _planned(given) or _solved(given)
 
 
 def _winner(given: Given) -> Subject | None:
@@ -84,12 +87,18 @@ def _winner(given: Given) -> Subject | None:
     )
 
 
-def _fastest_run(given: Given) -> Subject | None:
+def fastest_run(given: Given) -> Subject | None:
+    """Return the fastest of the runs under the conditions that most of them share.
+
+    It is held against a run under the same conditions, else against a prediction.
+    """
     timed = [run for run in given.runs if run.record.iteration.count]
     if not timed:
         return None
-    fastest = min(timed, key=_median_s)
-    today = [run for run in timed if run.record.solver == TODAY]
+    sharing = Counter(map(_conditions, timed))
+    fastest = min(timed, key=lambda run: (-sharing[_conditions(run)], _median_s(run)))
+    alike = [run for run in timed if _conditions(run) == _conditions(fastest)]
+    today = [run for run in alike if run.record.solver == TODAY]
     predicted_s = fastest.record.predicted_iteration_s
     baseline, baseline_s = "", None
     if today:
@@ -111,6 +120,11 @@ def _fastest_run(given: Given) -> Subject | None:
 
 def _median_s(run: ShownRun) -> float:
     return run.record.iteration.median_s
+
+
+def _conditions(run: ShownRun) -> tuple[int, str, EmulatedLink | None]:
+    """Return what runs must agree in for their times to be compared."""
+    return run.record.world_size, run.record.backend, run.record.emulated_link
 
 
 def _planned(given: Given) -> Subject | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from comm_plan import units
-from comm_plan.plans import Trial, Tuning
+from comm_plan.plans import Curve, Trial, Tuning
 from comm_plan.report.page.axes import linear
 from comm_plan.report.page.blocks import (
     NONE,
@@ -29,6 +29,9 @@ HEADER = (
     "against the baseline", "rounds: median, p95, iterations",
 )  # fmt: skip
 
+LARGEST = 1e300
+"""A larger loss is not drawn: ``tune`` writes it for one that is not finite."""
+
 
 def tuning(given: Given) -> Section | None:
     """Return what was tried, what not, and why."""
@@ -46,8 +49,7 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
     )
     judged = [trial for trial in tuning.trials if trial.curves]
     if judged:
-        curves = [_curves(trial, style) for style, trial in enumerate(judged)]
-        yield _learning([curve for found in curves for curve in found])
+        yield _learning(judged)
     if tuning.not_tried:
         yield Heading("Not tried")
         yield Table(
@@ -60,9 +62,9 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
 def _setting(tuning: Tuning) -> str:
     judged = "iteration time" if tuning.objective == "time" else "loss over time"
     return (
-        f"{tuning.workload} on {tuning.world_size} ranks by {tuning.backend}, judged "
-        f"by {judged}; took {units.seconds(tuning.took_s)} of a budget of "
-        f"{units.seconds(tuning.budget_s)}."
+        f"{tuning.workload} on {units.counted(tuning.world_size, 'rank')} by "
+        f"{tuning.backend}, judged by {judged}; took {units.seconds(tuning.took_s)} of "
+        f"a budget of {units.seconds(tuning.budget_s)}."
     )
 
 
@@ -74,7 +76,7 @@ def _strips(tuning: Tuning) -> Strips:
         Key("predicted", sample(hollow=True)),
         Key("measured, up to p95 of the last round", sample(hollow=False)),
     ]
-    axis = linear("iteration time", values, units.seconds)
+    axis = linear("iteration time", values, units.round_seconds)
     return strips("iteration time of each plan tried", axis, rows, keys)
 
 
@@ -84,12 +86,16 @@ def _strip(tuning: Tuning, trial: Trial) -> Row:
     if trial.measured_s is not None:
         text = f"{trial.name}\nmeasured {units.seconds(trial.measured_s)}"
         marks.append(Mark(trial.measured_s, text))
-    ends = None
-    if trial.rounds:
-        last = trial.rounds[-1]
-        ends = (last.median_s, max(last.median_s, last.p95_s))
-    won = trial.name == tuning.winner
-    return Row(trial.name, tuple(marks), ends, _role(tuning, trial), strong=won)
+    won, role = trial.name == tuning.winner, _role(tuning, trial)
+    return Row(trial.name, tuple(marks), _ends(trial), role, strong=won)
+
+
+def _ends(trial: Trial) -> tuple[float, float] | None:
+    """Return the median and p95 of the last round on the clock of ``measured_s``."""
+    if trial.measured_s is None or not trial.rounds or not trial.rounds[-1].median_s:
+        return None
+    last = trial.rounds[-1]
+    return trial.measured_s, trial.measured_s * max(1.0, last.p95_s / last.median_s)
 
 
 def _role(tuning: Tuning, trial: Trial) -> str:
@@ -125,21 +131,46 @@ def _rounds(trial: Trial) -> str:
     )
 
 
-def _curves(trial: Trial, style: int) -> Iterator[Series]:
-    for curve in trial.curves:
-        name = f"{trial.name}, seed {curve.seed}"
-        points = tuple(
-            Point(time_s, loss, f"{name}\n{loss:.4g} after {units.seconds(time_s)}")
-            for time_s, loss in zip(curve.seconds, curve.losses, strict=False)
-        )
-        yield Series(trial.name, points, style, shapes=False)
-
-
-def _learning(curves: list[Series]) -> Block:
+def _learning(judged: Sequence[Trial]) -> Block:
+    trainings = [
+        (style, trial, curve)
+        for style, trial in enumerate(judged)
+        for curve in trial.curves
+    ]
+    curves = [
+        Series(trial.name, tuple(_points(trial, curve)), style, shapes=False)
+        for style, trial, curve in trainings
+    ]
+    diverged = [
+        _training(trial, curve)
+        for _, trial, curve in trainings
+        if not all(map(_is_finite, curve.losses))
+    ]
     points = [point for one in curves for point in one.points]
     return chart(
-        "mean loss so far over seconds of training",
-        linear("seconds of training", (p.x for p in points), units.seconds),
-        linear("mean loss so far", (p.y for p in points), "{:.4g}".format),
+        "training loss over seconds of training",
+        linear("seconds of training", (p.x for p in points), units.round_seconds),
+        linear("mean loss over a tenth of the run", (p.y for p in points), _plain),
         curves,
+        note=f"Diverged: {'; '.join(diverged)}." if diverged else "",
     )
+
+
+def _points(trial: Trial, curve: Curve) -> Iterator[Point]:
+    name = _training(trial, curve)
+    for time_s, loss in zip(curve.seconds, curve.losses, strict=False):
+        if _is_finite(loss):
+            tip = f"{name}\n{loss:.4g} after {units.seconds(time_s)}"
+            yield Point(time_s, loss, tip)
+
+
+def _training(trial: Trial, curve: Curve) -> str:
+    return f"{trial.name}, seed {curve.seed}"
+
+
+def _is_finite(loss: float) -> bool:
+    return abs(loss) <= LARGEST
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"

@@ -11,40 +11,43 @@ from comm_plan.report.page.iterations import quartiles
 from comm_plan.report.page.subject import (
     WORTHWHILE,
     Subject,
+    fastest_run,
     find_subject,
 )
 
 
 def verdict(given: Given) -> str:
-    """Return a tuning's advice, else what was measured, else what is predicted."""
+    """Return a tuning's advice, else what runs, a plan or the planner say."""
     if given.tuning is not None:
         return given.tuning.advice
     subject = find_subject(given)
-    if given.forecast is not None and not (subject and subject.run):
-        return _predicted(given.forecast)
-    return _held_against(subject) if subject else _alone(given)
+    if subject and (subject.run or subject.plan):
+        return _held_against(subject)
+    return _predicted(given.forecast) if given.forecast else _alone(given)
 
 
 def remarks(given: Given) -> Iterator[str]:
     """Yield what must be known beside the verdict."""
-    subject = find_subject(given)
-    if subject and subject.run and given.tuning:
-        yield f"Of the runs: {_held_against(subject)}."
-    elif subject and subject.run and given.forecast:
+    run, subject = fastest_run(given), find_subject(given)
+    if run and given.tuning:
+        yield f"Of the runs: {_held_against(run)}."
+    elif run and given.forecast:
         yield f"It was {_predicted(given.forecast)}."
-    if subject is not None:
-        yield from _noise(subject)
+    elif subject and subject.plan and given.forecast and not given.tuning:
+        yield f"Of the solvers it is {_predicted(given.forecast)}."
+    if run is not None:
+        yield from _noise(run)
     for shown in given.plans:
         predicted = shown.plan.predicted
         if predicted and predicted.extrapolated_from:
             yield (
-                f"The prediction of {shown.name} for {shown.plan.world_size} ranks is "
-                f"extrapolated from {predicted.extrapolated_from}."
+                f"The prediction of {shown.name} for {_ranks(shown.plan.world_size)} "
+                f"is extrapolated from {predicted.extrapolated_from}."
             )
     forecast = given.forecast and given.forecast.comparison
     if forecast and forecast.extrapolated_from:
         yield (
-            f"The solvers' predictions for {forecast.world_size} ranks are "
+            f"The solvers' predictions for {_ranks(forecast.world_size)} are "
             f"extrapolated from {forecast.extrapolated_from}."
         )
     if given.tuning and not given.tuning.complete:
@@ -113,8 +116,14 @@ def _span(low_s: float, high_s: float) -> str:
     return f"{units.seconds(low_s)} to {units.seconds(high_s)}"
 
 
+def _ranks(world_size: int) -> str:
+    return units.counted(world_size, "rank")
+
+
 def _alone(given: Given) -> str:
     """Return what little there is to say of documents that predict nothing."""
+    if given.no_forecast:
+        return f"nothing is predicted: {given.no_forecast}"
     if given.profile is not None:
         profile = given.profile
         compute_s = profile.forward_s + profile.backward_s + profile.update_s
@@ -125,7 +134,7 @@ def _alone(given: Given) -> str:
         )
     if given.network is not None:
         return (
-            f"collectives of {given.network.world_size} ranks by "
+            f"collectives of {_ranks(given.network.world_size)} by "
             f"{given.network.backend}; give a profile as well to see what they cost an "
             "iteration"
         )

@@ -1,7 +1,8 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from comm_plan import units
 from comm_plan.report.page.axes import linear, logarithmic, ordinal
 
 NUMBERS = st.floats(-1e9, 1e9).filter(lambda x: x == 0 or abs(x) > 1e-12)
@@ -34,3 +35,13 @@ def test_an_ordinal_axis_has_room_for_all(count):
     axis = ordinal("bucket", count)
     assert 0 < axis.at(0) <= axis.at(count - 1) < 1
     assert len(axis.ticks) <= 12
+
+
+@given(st.floats(1e-6, 1e4), st.floats(1e-6, 1))
+@example(0.25, 0.01)
+def test_neighbouring_ticks_never_read_alike(low, width):
+    axis = linear(
+        "time", [low, low * (1 + width)], units.round_seconds, from_zero=False
+    )
+    labels = [label for _, label in axis.ticks]
+    assert len(set(labels)) == len(labels)

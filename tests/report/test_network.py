@@ -72,6 +72,11 @@ def test_the_overview_has_a_row_for_every_collective():
         assert expected in text
 
 
+def test_one_rank_is_no_ranks():
+    alone = Network(backend="gloo", world_size=1, collectives={})
+    assert overview(alone).title == "1 rank, gloo"
+
+
 def test_a_network_may_lack_fit_or_samples():
     assert "not fitted" in shown(network("gtopk", fit=None), "gtopk")
     assert "1.00 ms + 10 ns/B" in shown(network("gtopk", samples=False), "gtopk")

@@ -7,10 +7,12 @@ import pytest
 
 from comm_plan import units
 from comm_plan.planner import Settings, make_problem, summarise
-from comm_plan.plans import Bucket, EmulatedLink, Replan, TopK
+from comm_plan.plans import Bucket, Curve, EmulatedLink, Replan, Round, TopK
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
+from comm_plan.report.page.axes import linear
+from comm_plan.report.page.chart import Point, Series, chart
 from comm_plan.report.page.given import Forecast
 from comm_plan.report.page.sizes import plan_sizes
 from comm_plan.tests.support import documents as build
@@ -206,6 +208,39 @@ def test_a_tuning_shows_every_trial_and_what_was_not_tried():
     marks = [a for a in found.of_class("shape") if "data-tip" in a]
     assert len(marks) == 5
     assert sum("hollow" in a["class"] for a in marks) == 3
+
+
+def test_the_spread_of_a_trial_is_on_the_clock_of_its_mark():
+    last = Round(iterations=20, median_s=0.04, p95_s=0.05)
+    trial = build.trial("optimal", 0.1, 0.08).model_copy(update={"rounds": (last,)})
+    found = page(tuning=build.tuning(PROFILE, trial))
+    (bar,) = found.of_class("bar")
+    predicted, measured = (a for a in found.of_class("shape") if "data-tip" in a)
+    assert bar["x1"] == measured["cx"]
+    assert bar["x2"] == predicted["cx"]
+
+
+def test_a_training_that_diverged_hides_no_other():
+    curves = [
+        Curve(seed=seed, seconds=(1.0, 2.0), losses=(2.0, last))
+        for seed, last in enumerate([1.5, 1.797e308])
+    ]
+    trial = build.trial("auto", 0.1, 0.1, curves)
+    found = page(tuning=build.tuning(PROFILE, trial, objective="loss"))
+    assert "auto, seed 0\n1.5 after 2.00 s" in found.tips()
+    assert not [tip for tip in found.tips() if tip.startswith("auto, seed 1\n1.797e")]
+    assert "Diverged: auto, seed 1." in found.text
+    assert "mean loss over a tenth of the run" in found.text
+    assert "inf" not in found.text.split()
+
+
+def test_a_dozen_series_look_different():
+    points = Point(0.0, 0.0, ""), Point(1.0, 1.0, "")
+    axis = linear("x", [1.0], str)
+    for shapes in (True, False):
+        series = [Series(f"{i}", points, i, shapes=shapes) for i in range(12)]
+        keys = chart("series", axis, axis, series).keys
+        assert len({key.sample for key in keys}) == 12
 
 
 def test_a_run_learns_over_steps_and_over_seconds():

@@ -1,13 +1,16 @@
 """The verdict and the key figures at the top of the page."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from comm_plan.errors import InputError, MismatchError
-from comm_plan.plans import Bucket
+from comm_plan.planner import Settings, make_problem, summarise
+from comm_plan.plans import Bucket, EmulatedLink
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
+from comm_plan.report.page.given import Forecast
 from comm_plan.report.page.subject import find_subject
 from comm_plan.report.page.verdict import remarks, verdict
 from comm_plan.tests.support import documents as build
@@ -70,6 +73,57 @@ def test_runs_whose_iterations_overlap_are_remarked(last_s, overlap):
     assert any("may be noise" in remark for remark in found) == overlap
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"world_size": 2},
+        {"backend": "mpi"},
+        {"emulated_link": EmulatedLink.parse("100mbit")},
+    ],
+)
+def test_runs_under_other_conditions_are_no_baseline(change):
+    run = build.run(OPTIMAL, [0.045] * 3)
+    other = build.run(THRESHOLD, [0.06] * 3)
+    text = said(run, other.model_copy(update=change))
+    assert "give a plan of solver threshold as well" in text
+
+
+def test_a_run_that_is_alone_in_its_conditions_gives_way():
+    alone = build.run(THRESHOLD, [0.01] * 3, world_size=2)
+    runs = build.run(OPTIMAL, [0.045] * 3), build.run(THRESHOLD, [0.06] * 3)
+    assert said(alone, *runs).startswith("optimal takes 25.0 % less time than thre")
+
+
+def test_beside_a_tuning_runs_tell_their_own_times():
+    trials = build.trial("threshold", 0.05, 0.051), build.trial("auto", 0.02, 0.03)
+    runs = [build.run(plan, [0.04, 0.06, 0.08]) for plan in (OPTIMAL, THRESHOLD)]
+    found = list(remarks(given(build.tuning(PROFILE, *trials), *runs)))
+    assert any(
+        text.startswith("Of the runs: ") and "measured 80.0 ms" in text
+        for text in found
+    )
+    assert any("may be noise" in text for text in found)
+
+
+def test_a_given_plan_comes_before_the_forecast():
+    problem = make_problem(PROFILE, build.network(), Settings())
+    forecast = Forecast(summarise(problem, ["wfbp"]))
+    found = replace(given(PROFILE, build.network(), OPTIMAL), forecast=forecast)
+    assert verdict(found).startswith("optimal takes 20.0 % less time than threshold")
+    assert any(forecast.comparison.verdict in text for text in remarks(found))
+
+
+def test_titles_name_the_ranks_of_what_is_drawn():
+    timing = build.timing((0.01, 0.01, 0.02))
+    plan = build.plan(PROFILE, timing=timing, world_size=8)
+    network = build.network()
+    assert given(PROFILE, network).title(16) == "toy, 16 ranks, gloo"
+    assert given(PROFILE, build.network(1)).title() == "toy, 1 rank, gloo"
+    assert given(PROFILE, network, plan).title(16) == "toy, 8 ranks, gloo"
+    run = build.run(OPTIMAL, timing=timing)
+    assert given(network, plan, run).title() == "toy, 4 and 8 ranks, gloo"
+
+
 def test_a_run_alone_is_held_against_its_prediction_only():
     text = said(build.run(OPTIMAL, [0.05] * 3))
     assert "give a plan of solver threshold as well" in text
@@ -94,6 +148,7 @@ def test_documents_that_predict_nothing_claim_nothing():
     assert "give a network document" in said(PROFILE)
     assert "give a profile" in said(build.network())
     assert figures(PROFILE)["gradients"] == ("1.00 MB", "2 tensors")
+    assert figures(build.profile([0.1], [5]))["gradients"] == ("20 B", "1 tensor")
 
 
 def test_cards_tell_traffic_and_accuracy():

@@ -38,6 +38,13 @@ click(2);
 seen.ascending = column(2);
 click(2);
 seen.descending = column(2);
+const runs = document.querySelector("#runs table");
+const header = [...runs.tHead.rows[0].cells];
+const predicted = header.findIndex(cell => cell.textContent === "predicted");
+seen.lasts = [0, 1].map(() => {
+  header[predicted].querySelector("button").click();
+  return rows(runs).at(-1).cells[predicted].textContent;
+});
 
 const group = document.querySelector(".timelines");
 const last = [...group.querySelectorAll("rect.span")].at(-1);
@@ -64,7 +71,8 @@ def seen(tmp_path_factory):
     moments = build.timing((0.005, 0.005, 0.012), (0.020, 0.020, 0.028))
     plan = build.plan(profile, *buckets, timing=moments)
     run = build.run(plan, losses=[3.0, 2.0, 1.0], timing=moments)
-    documents = {"profile": profile, "plan": plan, "run": run}
+    other = build.run(plan, predicted_iteration_s=None)
+    documents = {"profile": profile, "plan": plan, "run": run, "other": other}
     source = to_page(arrange(documents.items()))
     source = source.replace("<head>", f"<head>{CATCH}").replace("</body>", ACT)
     folder = tmp_path_factory.mktemp("browser")
@@ -89,6 +97,10 @@ def test_the_script_runs_without_errors(seen):
 def test_a_header_sorts_and_sorts_back(seen):
     assert seen["ascending"] == list(range(981, 1001))
     assert seen["descending"] == list(range(1000, 980, -1))
+
+
+def test_what_has_no_value_stays_last(seen):
+    assert seen["lasts"] == ["-", "-"]
 
 
 def test_long_tables_are_cut_until_asked_for(seen):

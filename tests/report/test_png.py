@@ -1,5 +1,6 @@
 import struct
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,12 @@ def test_every_span_is_a_bar(timelines, monkeypatch):
     for timeline in timelines:
         for span in timeline.spans:
             assert (1e3 * span.start_s, 1e3 * span.duration_s) in bars
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_names_are_no_mathematics(timelines):
+    name = r"$\no$"
+    assert png([replace(timelines[0], title=name)], name)
 
 
 @pytest.mark.usefixtures("_matplotlib")

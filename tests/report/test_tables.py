@@ -191,6 +191,18 @@ def test_plan_written_by_hand_needs_no_prediction():
     assert rows["buckets"] == "2 of 3 tensors"
 
 
+def test_one_of_a_kind_is_no_plural():
+    profile = documents.profile([1e-3], [10])
+    plan = documents.plan(profile)
+    predicted = plan.predicted.model_copy(update={"extrapolated_from": 1})
+    rows = dict(plan_rows(plan.model_copy(update={"predicted": predicted})))
+    assert rows["buckets"] == "1 of 1 tensor"
+    assert rows["iteration, predicted"].endswith("extrapolated from 1 rank")
+    assert dict(profile_rows(profile))["gradients"] == "1 tensor, 40 B"
+    times = dict(run_rows(documents.run(plan, [0.05], warmup=0)))
+    assert times["iteration, min to p95"].endswith(", 1 iteration")
+
+
 def test_a_plan_says_what_is_known_of_its_accuracy():
     assert {"accuracy", "momentum"}.isdisjoint(dict(plan_rows(PLAN)))
     known = ("topk up to 20x: within noise", "fp16 up to 2x: within noise")

@@ -4,6 +4,7 @@
     const cell = row.cells[column];
     return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent;
   };
+  const missing = (row, column) => row.cells[column].textContent === "-";
   const compare = (a, b) => {
     if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b);
     return typeof a === "number" ? -1 : 1;
@@ -14,7 +15,8 @@
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", descending ? "descending" : "ascending");
     const rows = [...table.tBodies[0].rows];
-    rows.sort((a, b) => compare(key(a, column), key(b, column)) * (descending ? -1 : 1));
+    rows.sort((a, b) => missing(a, column) - missing(b, column)
+      || compare(key(a, column), key(b, column)) * (descending ? -1 : 1));
     table.tBodies[0].append(...rows);
   };
   for (const table of document.querySelectorAll("table")) {
