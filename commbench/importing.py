@@ -44,8 +44,9 @@ def load(
             part for path in files for part in parse(read_text(path), path, world_size)
         ]
         check_known(part.collective for part in measurements)
-        ranks = {part.world_size for part in measurements if part.world_size}
-        ranks |= {world_size} if world_size is not None else set()
+        ranks = _ranks(measurements)
+        if world_size is not None:
+            ranks.add(world_size)
         return Network(
             backend=backend
             or _only({part.backend for part in measurements}, "backend", names),
@@ -76,6 +77,16 @@ def parse(
         f"{source}: neither nccl-tests nor OSU output: there is no line with size, "
         'algbw and busbw, and none that starts with "# OSU MPI" or "# OSU NCCL"'
     )
+
+
+def _ranks(measurements: Sequence[Measurement]) -> set[int]:
+    """Return the numbers of ranks, an implied one only where nothing else was read."""
+    only_implied = all(part.implied for part in measurements)
+    return {
+        part.world_size
+        for part in measurements
+        if part.world_size and (only_implied or not part.implied)
+    }
 
 
 def _only(values: set[_T], what: str, names: str) -> _T:

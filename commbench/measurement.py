@@ -22,6 +22,7 @@ class Measurement:
         backend: ``nccl``, ``mpi``, ...
         world_size: number of ranks; None: the file does not say.
         hosts: as far as the file names them, each once.
+        implied: ``world_size`` is that of any such measurement, whatever the run had.
     """
 
     collective: str
@@ -30,6 +31,7 @@ class Measurement:
     backend: str
     world_size: int | None
     hosts: tuple[str, ...] = ()
+    implied: bool = False
 
 
 def merged(samples: Iterable[Sample]) -> tuple[Sample, ...]:

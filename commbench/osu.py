@@ -81,6 +81,7 @@ def read(
             sync=SYNC,
             backend=table.backend,
             world_size=world_size or _TWO.get(table.collective),
+            implied=world_size is None and table.collective in _TWO,
         )
         for table in tables
     ]

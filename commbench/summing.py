@@ -29,6 +29,9 @@ NBYTES = 2**20
 
 ITERATIONS = 10
 
+CALLS = (1 + ITERATIONS) * (1 + len(DTYPES))
+"""All-reduces in all, the first of each format as a warm-up."""
+
 
 def summing(transport: Transport, largest_nbytes: int) -> dict[str, float]:
     """Return for each of :data:`DTYPES` by how many seconds a byte takes longer.

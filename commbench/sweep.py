@@ -88,6 +88,22 @@ def geometric_sizes(
     return tuple(sizes)
 
 
+def fewest_calls(nbytes: int) -> int:
+    """Return how often a collective of this size is called at least."""
+    size, calls = _size(nbytes), _calls(nbytes)
+    return 1 + calls * (WARM_UPS[size] + FEWEST[size])
+
+
+def _size(nbytes: int) -> int:
+    """Return the index into :data:`WARM_UPS` and :data:`FEWEST`."""
+    return 0 if nbytes <= SMALL_NBYTES else 1
+
+
+def _calls(nbytes: int) -> int:
+    """Return the calls in an iteration."""
+    return BURST[0] if nbytes <= BURST_NBYTES else BURST[1]
+
+
 @dataclass(frozen=True)
 class _Point:
     nbytes: int
@@ -174,9 +190,8 @@ def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
 def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:
     operation = COLLECTIVES[point.collective].operation(transport, point.nbytes)
     _check(transport, operation, point)
-    size = 0 if point.nbytes <= SMALL_NBYTES else 1
+    size, calls = _size(point.nbytes), _calls(point.nbytes)
     warm_ups, fewest = WARM_UPS[size], FEWEST[size]
-    calls = BURST[0] if point.nbytes <= BURST_NBYTES else BURST[1]
     started_s = time.perf_counter()
     _time(operation, warm_ups, calls)
     each_s = (time.perf_counter() - started_s) / warm_ups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from comm_plan import units
 from comm_plan.plans import Trial
@@ -20,17 +21,18 @@ training shows how fast a plan is, and less well what it leaves out."""
 def fastest(trials: Sequence[Trial]) -> Trial:
     """Return the plan to run by time: the one that changes least among the fastest.
 
-    Only those count that were in the last round.
+    Beside the baseline only those count that were in the most rounds.
 
     Args:
         trials: the baseline first; at least that was measured.
     """
-    rounds = max(len(trial.rounds) for trial in trials)
-    last = [trial for trial in _measured(trials) if len(trial.rounds) == rounds]
+    baseline, *others = _measured(trials)
+    rounds = max((len(trial.rounds) for trial in others), default=0)
+    last = [baseline, *(trial for trial in others if len(trial.rounds) == rounds)]
     limit_s = min(_s(trial) for trial in last) * (1 + INDIFFERENT)
     good = [trial for trial in last if _s(trial) <= limit_s]
-    if trials[0] in good:
-        return trials[0]
+    if baseline in good:
+        return baseline
     lossless = [trial for trial in good if trial.lossless]
     return min(lossless or good, key=_s)
 
@@ -42,30 +44,40 @@ def by_time(trials: Sequence[Trial], winner: Trial) -> str:
         trials: the baseline first.
         winner: one of them.
     """
-    baseline = trials[0]
-    measured = _measured(trials)
-    lossy = [trial for trial in measured if not trial.lossless]
-    gain = _against(winner, baseline)
-    if winner.lossless:
-        text = f"use {winner.name}: {gain}, exactly dense"
-        if winner is baseline:
-            text = (
-                f"keep DDP's buckets: no plan is faster by {units.percent(INDIFFERENT)}"
-            )
-        if not lossy:
-            return f"{text}; no lossy plan was tried"
-        best = min(lossy, key=_s)
-        return f"{text}; do not compress: {best.name} {_compared(best, winner)}"
-    dense = min((t for t in measured if t.lossless), key=_s)
-    beside = (
-        "merging alone gains nothing"
-        if _s(dense) > (1 - INDIFFERENT) * _s(baseline)
-        else f"the best dense plan, {dense.name}: {_against(dense, baseline)}"
-    )
-    return (
-        f"compress with {winner.name}: {gain}; {beside}; "
-        "tune --objective loss says what it does to the loss"
-    )
+    lossy = [trial for trial in trials if not trial.lossless]
+    if not winner.lossless:
+        merged = _merged(best_dense(trials), trials)
+        return (
+            f"compress with {winner.name}: {_against(winner, trials[0])}; {merged}; "
+            "tune --objective loss says what it does to the loss"
+        )
+    text = _use(winner, trials, "plan")
+    if _is_alone(trials):
+        return text
+    if not _measured(lossy):
+        return f"{text}; no lossy plan was {'measured' if lossy else 'tried'}"
+    best = min(_measured(lossy), key=lambda trial: (-len(trial.rounds), _s(trial)))
+    return f"{text}; do not compress: {best.name} {_compared(best, winner)}"
+
+
+def without_loss(trials: Sequence[Trial], why: str) -> tuple[Trial, str]:
+    """Return the dense plan to run, and the advice, where the loss has not decided.
+
+    Args:
+        trials: the baseline first; at least that was measured.
+        why: what keeps lossy plans from being judged.
+    """
+    winner = best_dense(trials)
+    return winner, f"{_use(winner, trials, 'dense plan')}; {why}"
+
+
+def best_dense(trials: Sequence[Trial]) -> Trial:
+    """Return the dense plan that lossy ones are held against.
+
+    Args:
+        trials: the baseline first; at least that was measured.
+    """
+    return fastest([trial for trial in trials if trial.lossless])
 
 
 def by_loss(
@@ -80,20 +92,20 @@ def by_loss(
             never got there.
         seeds: how many runs each.
     """
-    merged = f"the best dense plan, {control.name}: {_against(control, trials[0])}"
-    if control.name == trials[0].name:
-        merged = "merging alone gains nothing"
+    merged = _merged(control, trials)
     runs = "1 seed" if seeds == 1 else f"median of {seeds} seeds"
     if not speed_ups:
-        return control, f"no lossy plan was worth judging; {merged}"
-    most = max(speed_ups.values())
-    name, best = [item for item in speed_ups.items() if item[1] >= NEARLY * most][-1]
-    if best > 1 + INDIFFERENT:
+        return control, f"no lossy plan was {_lacking(trials)}; {merged}"
+    better = {name: s for name, s in speed_ups.items() if s > 1 + INDIFFERENT}
+    if better:
+        enough = NEARLY * max(better.values())
+        name, best = [item for item in better.items() if item[1] >= enough][-1]
         winner = next(trial for trial in trials if trial.name == name)
         return winner, (
             f"compress with {name}: it gets to the dense plan's loss in "
             f"{units.percent(1 / best)} of its time ({runs}); {merged}"
         )
+    name, best = max(speed_ups.items(), key=itemgetter(1))
     if best == 0:
         return control, (
             f"do not compress: no lossy plan got to the dense plan's loss in its time "
@@ -112,6 +124,44 @@ def _measured(trials: Sequence[Trial]) -> list[Trial]:
 def _s(trial: Trial) -> float:
     assert trial.measured_s is not None
     return trial.measured_s
+
+
+def _is_alone(trials: Sequence[Trial]) -> bool:
+    """Return whether only the first of several was measured."""
+    return len(_measured(trials)) == 1 < len(trials)
+
+
+def _lacking(trials: Sequence[Trial]) -> str:
+    """Return what no lossy plan was, where none was judged by loss."""
+    lossy = [trial for trial in trials if not trial.lossless]
+    return "measured" if lossy and not _measured(lossy) else "worth judging"
+
+
+def _use(winner: Trial, trials: Sequence[Trial], what: str) -> str:
+    """Return what to do by ``winner``, a dense plan.
+
+    Args:
+        winner: the plan to run.
+        trials: the baseline first.
+        what: which plans it was chosen from.
+    """
+    if winner.name != trials[0].name:
+        return f"use {winner.name}: {_against(winner, trials[0])}, exactly dense"
+    if _is_alone(trials):
+        return "keep DDP's buckets: nothing else was measured"
+    least = units.percent(INDIFFERENT)
+    return f"keep DDP's buckets: no {what} is faster by {least}"
+
+
+def _merged(dense: Trial, trials: Sequence[Trial]) -> str:
+    """Return what ``dense``, the best dense plan, gains over the baseline."""
+    others = [trial for trial in trials[1:] if trial.lossless]
+    if dense.name != trials[0].name:
+        gain = _against(dense, trials[0])
+        return f"the best dense plan, {dense.name}: {gain}"
+    if others and not _measured(others):
+        return "no other dense plan was measured"
+    return "merging alone gains nothing"
 
 
 def _against(trial: Trial, baseline: Trial) -> str:

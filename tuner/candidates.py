@@ -117,7 +117,9 @@ def candidates(
                 f"{units.seconds(best_s)}"
             )
         elif objective == "loss" and _alike(candidate, chosen) >= ALIKE:
-            not_tried[candidate.name] = "faster plans leave out about as much"
+            not_tried[candidate.name] = (
+                f"{ALIKE} plans that leave out about as much are tried"
+            )
         elif len(chosen) >= most:
             not_tried[candidate.name] = f"{most} plans were predicted to be as fast"
         else:

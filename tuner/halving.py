@@ -69,20 +69,21 @@ class Halving:
     def rounds(self, wished: Sequence[int] = ROUNDS) -> Iterator[dict[str, Round]]:
         """Yield what each plan took, by name, in each round.
 
-        Without a round in which every plan took its turns the last one holds those
-        that did, or fewer iterations than are wished.
+        The last round may have fewer iterations than are wished. One that some plans
+        did not get to is left out, as it compares nothing, unless it is the first.
         """
         running = list(self._iteration_s)
-        for iterations in wished:
+        for number, iterations in enumerate(wished):
             turns = 2 * math.ceil(iterations / (2 * TURN))
             fitting = self._fitting(running, turns)
             if fitting < FEWEST:
                 return
             each = min(iterations, fitting) // turns
             results = self._round(running, turns, each)
-            if results:
+            all_ran = len(results) == len(running)
+            if all_ran or (results and number == 0):
                 yield results
-            if len(results) < len(running) or turns * each < iterations:
+            if not all_ran or turns * each < iterations:
                 return
             running = self._faster_half(running)
         self.complete = True

@@ -3,7 +3,9 @@
 For every seed each plan trains from the same parameters, on the same batches in the
 same order, for about as many seconds. The dense control sets the mark: the mean loss of
 its last iterations. A plan's time is how long its own running mean takes to get there;
-one that does not within its seconds has not passed. The median over the seeds counts.
+one that does not within its seconds has not passed, nor has one whose loss does not
+stay finite. The median over the seeds counts; one in which the control's loss does not
+stay finite is left out.
 """
 
 from __future__ import annotations
@@ -22,9 +24,14 @@ SMOOTHED = 10
 POINTS = 200
 """Points of a curve that are kept at most."""
 
+DIVERGED = float(np.finfo(float).max)
+"""Ends the curve of a run whose loss did not stay finite: documents hold no NaN."""
+
 
 def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
     """Return the running mean of the loss against the seconds of a run so far.
+
+    Where it is not finite the curve ends, with :data:`DIVERGED`.
 
     Args:
         seed: of the run.
@@ -34,12 +41,20 @@ def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
     window = max(1, len(losses) // SMOOTHED)
     means = np.convolve(losses, np.full(window, 1 / window), mode="valid")
     elapsed_s = np.cumsum(seconds)[window - 1 :]
+    broken = np.flatnonzero(~np.isfinite(means))
+    if len(broken):
+        means = np.append(means[: broken[0]], DIVERGED)
     kept = np.unique(np.linspace(0, len(means) - 1, POINTS).astype(int))
     return Curve(
         seed=seed,
         seconds=tuple(elapsed_s[kept].tolist()),
-        losses=tuple(np.nan_to_num(means[kept], nan=np.finfo(float).max).tolist()),
+        losses=tuple(means[kept].tolist()),
     )
+
+
+def stayed_finite(run: Curve) -> bool:
+    """Return whether the loss of ``run`` was finite to its end."""
+    return run.losses[-1] < DIVERGED
 
 
 def seconds_to(loss: float, run: Curve) -> float:
@@ -61,14 +76,19 @@ def judge(
 
     Returns:
         The median over the seeds of the control's seconds over the plan's; 0 where the
-        median run never gets there.
+        median run never gets there. Nothing if no control stayed finite.
     """
+    if not any(map(stayed_finite, control)):
+        return {}
 
     def speed_ups(runs: Sequence[Curve]) -> list[float]:
         pairs = zip(control, runs, strict=True)
         return [
             seconds_to(dense.losses[-1], dense) / seconds_to(dense.losses[-1], run)
+            if stayed_finite(run)
+            else 0.0
             for dense, run in pairs
+            if stayed_finite(dense)
         ]
 
     return {name: float(np.median(speed_ups(runs))) for name, runs in others.items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from comm_plan.commbench import sweep
+from comm_plan.commbench.probe import Probed, probe
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
 from comm_plan.plans.compression import KINDS
@@ -24,6 +25,9 @@ PROFILE_LIMIT = 0.7
 
 NETWORK_SHARE = 0.2
 """The sweep over the network is asked for this share of the budget."""
+
+NETWORK_LIMIT = 0.3
+"""It is not begun where sizes that tell the bandwidth take more than this share."""
 
 
 def profiled(
@@ -66,11 +70,39 @@ def profiled(
 def swept(
     transport: Transport, largest_nbytes: int, budget_s: float, progress: Progress
 ) -> Network:
-    """Return what collectives cost, up to messages of the model's size."""
+    """Return what collectives cost, equal on all ranks.
+
+    Messages are measured up to the model's size, on slow networks as far as the time
+    allows: what longer ones take follows from the fit.
+
+    Raises:
+        InputError: the budget does not suffice for it.
+    """
     largest = min(sweep.LARGEST_NBYTES, max(2**16, largest_nbytes))
+    sizes = sweep.geometric_sizes(largest=largest, factor=4)
+    share_s = NETWORK_SHARE * budget_s
+    reached = _reached(probe(transport, sizes, share_s), share_s)
+    if reached.sweep_s > NETWORK_LIMIT * budget_s:
+        raise InputError(
+            f"--budget {budget_s:g}: to benchmark the network takes about "
+            f"{reached.sweep_s:.0f} s: give {reached.sweep_s / NETWORK_SHARE:.0f} or "
+            "more, or --network FILE"
+        )
     return sweep.measure(
         transport,
-        sizes=sweep.geometric_sizes(largest=largest, factor=4),
-        budget_s=NETWORK_SHARE * budget_s,
+        sizes=[nbytes for nbytes in sizes if nbytes <= reached.nbytes],
+        budget_s=share_s,
         progress=progress,
     )
+
+
+def _reached(probed: Sequence[Probed], share_s: float) -> Probed:
+    """Return up to which size to measure: as far as there is time, and bandwidth shows.
+
+    Args:
+        probed: the sizes, the smallest first.
+        share_s: how long a sweep may take if bandwidth shows by then.
+    """
+    enough = next((each for each in probed if each.telling), probed[-1])
+    fitting = [each for each in probed if each.sweep_s <= share_s]
+    return max([enough, *fitting], key=lambda each: each.nbytes)

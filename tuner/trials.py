@@ -183,7 +183,11 @@ class Trials:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        """Put parameters, buffers, gradients and random numbers back afterwards."""
+        """Put parameters, buffers, gradients and random numbers back afterwards.
+
+        Modules may hold other tensors as buffers by then: they get their own back.
+        """
+        buffers = [(module, dict(module._buffers)) for module in self._model.modules()]
         tensors = [*self._model.parameters(), *self._model.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
         gradients = [parameter.grad for parameter in self._model.parameters()]
@@ -193,6 +197,9 @@ class Trials:
             try:
                 yield
             finally:
+                for module, own in buffers:
+                    module._buffers.clear()
+                    module._buffers.update(own)
                 with torch.no_grad():
                     for tensor, value in zip(tensors, kept, strict=True):
                         tensor.copy_(value)

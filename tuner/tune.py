@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import time
@@ -20,6 +21,7 @@ from comm_plan.planner.observed import Seen, correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import (
     Curve,
+    EmulatedLink,
     Network,
     Plan,
     Profile,
@@ -33,10 +35,12 @@ from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates, candidates
-from comm_plan.tuner.halving import ROUNDS, START_S, Halving
+from comm_plan.tuner.halving import ROUNDS, Halving
 from comm_plan.tuner.measuring import Progress, profiled, swept
 from comm_plan.tuner.trials import Block, Trials, warm_up_of
 from comm_plan.workloads.base import Workload
+
+logger = logging.getLogger("comm_plan")
 
 BUDGET_S = 300.0
 
@@ -87,6 +91,9 @@ class Options:
     progress: Progress = lambda done, total, what: None
 
 
+SETTING = ("backend", "emulated_link")
+"""What plans and networks say of the ranks' transport."""
+
 Save = Callable[["Tuned"], None]
 
 
@@ -117,10 +124,12 @@ class Tuned:
 
     @cached_property
     def next_network(self) -> Network:
-        """The network as the trials corrected it."""
-        if self.correction is None:
-            return self.network
-        return self.correction.network(self.network)
+        """The network as the trials corrected it: theirs, whatever it was before."""
+        network = self.network
+        if self.correction is not None:
+            network = self.correction.network(network)
+        theirs = {name: getattr(self.tuning, name) for name in SETTING}
+        return network.model_copy(update=theirs)
 
     @cached_property
     def plan(self) -> Plan:
@@ -200,7 +209,8 @@ def tune(
         workload: its model is left as it was.
         transport: the ranks.
         options: how.
-        save: called on rank 0 with the best so far, after each round.
+        save: called on rank 0 with the best so far, after each round, and after each
+            seed of the trainings.
 
     Returns:
         The same on all ranks.
@@ -221,6 +231,8 @@ def tune(
     settings = _for_these(workload, transport, options.settings)
     options = replace(options, settings=settings)
     profile = options.profile or _profiled(workload, transport, options)
+    if options.network is not None:
+        _compare(options.network, transport)
     network = options.network or swept(
         transport, profile.nbytes, options.budget_s, options.progress
     )
@@ -232,11 +244,9 @@ def tune(
     session = _Session(
         workload, transport, options, profile, network, listed, started_s
     )
-    for _ in session.by_time():
+    for _ in session.steps():
         if transport.rank == 0:
             save(session.result(complete=False))
-    if options.objective == "loss":
-        session.by_loss()
     result = session.result(complete=session.complete)
     if transport.rank == 0:
         save(result)
@@ -255,6 +265,18 @@ def _check_batch_size(profile: Profile, workload: Workload) -> None:
             f"has {workload.batch_size}: profile it again with that batch size, or "
             "leave --profile out"
         )
+
+
+def _compare(network: Network, transport: Transport) -> None:
+    """Warn, on rank 0, where ``network`` was not measured on ``transport``."""
+    measured = _described(network.backend, network.emulated_link)
+    here = _described(transport.backend, transport.emulated_link)
+    if transport.rank == 0 and measured != here:
+        logger.warning("the network is that of %s, this run is on %s", measured, here)
+
+
+def _described(backend: str, link: EmulatedLink | None) -> str:
+    return f"{link or 'a real network'} by {backend}"
 
 
 def _for_these(
@@ -303,7 +325,10 @@ class _Session:
         self._listed = listed
         self._started_s = started_s
         self._workload = workload
-        self._plans = {c.name: c.plan for c in listed.tried}
+        here = {name: getattr(transport, name) for name in SETTING}
+        self._plans = {c.name: c.plan.model_copy(update=here) for c in listed.tried}
+        hosts = transport.gather_objects(socket.gethostname())
+        self._hosts = tuple(dict.fromkeys(hosts))
         self._expected_s = {c.name: c.predicted_s for c in listed.tried}
         self._trials = Trials(
             workload,
@@ -315,8 +340,15 @@ class _Session:
         self._curves: dict[str, list[Curve]] = {name: [] for name in self._plans}
         self._blocks: dict[str, list[Block]] = {name: [] for name in self._plans}
         self._verdict: tuple[str, str] | None = None
+        self._unjudged = "lossy plans are not judged by loss yet"
 
-    def by_time(self) -> Iterator[None]:
+    def steps(self) -> Iterator[None]:
+        """Yield whenever more is known."""
+        yield from self._by_time()
+        if self._options.objective == "loss":
+            yield from self._by_loss()
+
+    def _by_time(self) -> Iterator[None]:
         """Yield after each round of trials."""
         halving = Halving(self._expected_s, self._baseline, self._measure, self._left_s)
         by_time = self._options.objective == "time"
@@ -326,42 +358,64 @@ class _Session:
             yield
         self.complete = halving.complete
 
-    def by_loss(self) -> None:
-        """Train the fastest lossy plans beside the fastest dense one."""
-        trials = [trial for trial in self._tried() if trial.measured_s is not None]
-        trials.sort(key=lambda trial: trial.measured_s or 0.0)
-        control = next((trial for trial in trials if trial.lossless), None)
-        if control is None:
+    def _by_loss(self) -> Iterator[None]:
+        """Yield after each seed: the fastest lossy plans trained beside a dense one.
+
+        They train in one order and then in the other, as machines drift.
+        """
+        trials = self._tried()
+        if trials[0].measured_s is None:
             return
+        control = advice.best_dense(trials)
         lossy = self._worth_judging(trials, control)
-        judged = [control, *lossy] if lossy else []
-        for number in range(self._options.seeds if judged else 0):
+        if not lossy:
+            self._judge(control, lossy)
+            return
+        judged = [control, *lossy]
+        for number in range(self._options.seeds):
             steps = self._steps_by_loss(judged, self._options.seeds - number)
             if any(each < FEWEST_STEPS for each in steps.values()):
-                break
-            for name, each in steps.items():
-                self._train(name, each, self._options.seed + number)
-        runs = {t.name: self._curves[t.name] for t in lossy if self._curves[t.name]}
-        seeds = len(self._curves[control.name])
-        if lossy and seeds < self._options.seeds:
-            self.complete = False
-        speed_ups = loss.judge(self._curves[control.name], runs) if runs else {}
+                self.complete = False
+                if number == 0:
+                    self._unjudged = (
+                        "--budget is too short to judge lossy plans by loss"
+                    )
+                return
+            order = list(steps)
+            if number % 2:
+                order.reverse()
+            for name in order:
+                self._train(name, steps[name], self._options.seed + number)
+            self._judge(control, lossy)
+            yield
+
+    def _judge(self, control: Trial, lossy: Sequence[Trial]) -> None:
+        """Decide by the trainings so far, of which all plans have the same seeds."""
+        dense = self._curves[control.name]
+        seeds = sum(map(loss.stayed_finite, dense))
+        if lossy and not seeds:
+            self._unjudged = (
+                f"the loss of {control.name} does not stay finite: no lossy plan can "
+                "be held against it"
+            )
+            return
+        speed_ups = loss.judge(dense, {t.name: self._curves[t.name] for t in lossy})
         winner, text = advice.by_loss(self._tried(), control, speed_ups, seeds)
-        if lossy and not runs:
-            text = f"--budget is too short to judge lossy plans by loss; {text}"
         self._verdict = (winner.name, text)
 
     def _worth_judging(self, trials: Sequence[Trial], control: Trial) -> list[Trial]:
         """Return the fastest lossy plan and gentler ones, each faster than the next.
 
         Args:
-            trials: the fastest first.
-            control: the fastest dense one of them.
+            trials: all.
+            control: the dense one that they would be held against.
         """
+        measured = [trial for trial in trials if trial.measured_s is not None]
+        measured.sort(key=lambda trial: trial.measured_s or 0.0)
         ratio = {c.name: c.ratio for c in self._listed.tried}
         limit_s = WORTH_JUDGING * (control.measured_s or 0.0)
         front: list[Trial] = []
-        for trial in trials:
+        for trial in measured:
             gentler = not front or ratio[trial.name] < ratio[front[-1].name]
             if not trial.lossless and gentler and (trial.measured_s or 0.0) < limit_s:
                 front.append(trial)
@@ -371,25 +425,14 @@ class _Session:
     def result(self, complete: bool) -> Tuned:
         """Return what is known so far."""
         trials = self._tried()
-        if self._verdict is not None:
-            winner, text = self._verdict
-        elif any(trial.measured_s is not None for trial in trials):
-            fastest = advice.fastest(trials)
-            winner, text = fastest.name, advice.by_time(trials, fastest)
-        else:
-            best = min(trials, key=lambda trial: trial.predicted_s)
-            winner = best.name
-            text = (
-                f"--budget ended before any trial, nothing was measured: {winner} is "
-                "predicted best"
-            )
+        winner, text = self._decided(trials)
         took_s = time.perf_counter() - self._started_s
         tuning = Tuning(
             workload=self._workload.name,
             model=self._plans[winner].model,
             backend=self._transport.backend,
             world_size=self._transport.world_size,
-            hosts=self._network.hosts or (socket.gethostname(),),
+            hosts=self._hosts,
             emulated_link=self._transport.emulated_link,
             objective=self._options.objective,
             budget_s=self._options.budget_s,
@@ -407,6 +450,28 @@ class _Session:
             self._network,
             correction=self._correction(),
         )
+
+    def _decided(self, trials: Sequence[Trial]) -> tuple[str, str]:
+        """Return the name of the plan to run, and the advice.
+
+        Where the loss decides, a lossy plan is not run before it was judged.
+        """
+        if self._verdict is not None:
+            return self._verdict
+        by_time = self._options.objective == "time"
+        if trials[0].measured_s is None:
+            eligible = [trial for trial in trials if by_time or trial.lossless]
+            best = min(eligible, key=lambda trial: trial.predicted_s)
+            which = "best" if by_time else "best of the dense plans"
+            return best.name, (
+                f"--budget ended before any trial, nothing was measured: {best.name} "
+                f"is predicted {which}"
+            )
+        if by_time:
+            winner = advice.fastest(trials)
+            return winner.name, advice.by_time(trials, winner)
+        winner, text = advice.without_loss(trials, self._unjudged)
+        return winner.name, text
 
     def _correction(self) -> Correction | None:
         """Return what all trials show; None before any has run."""
@@ -485,10 +550,11 @@ class _Session:
 
         Args:
             judged: the plans.
-            seeds: for how many seeds what is left of the budget must do. What the
-                seeds before took is known by now.
+            seeds: for how many seeds what is left of the budget must do. What else
+                a training takes is known of each plan's last block.
         """
-        each_s = self._left_s() / seeds / len(judged) - START_S
+        overheads_s = sum(self._blocks[t.name][-1].overhead_s for t in judged)
+        each_s = (self._left_s() / seeds - overheads_s) / len(judged)
         return {t.name: int(each_s / (t.measured_s or np.inf)) for t in judged}
 
     def _left_s(self) -> float:

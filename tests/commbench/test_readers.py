@@ -373,6 +373,16 @@ def test_files_are_put_together_and_fitted(tmp_path):
     )
 
 
+def test_point_to_point_says_nothing_of_the_ranks_of_other_collectives(tmp_path):
+    paths = [tmp_path / "allreduce.txt", tmp_path / "latency.txt"]
+    paths[0].write_text(osu_text("OSU MPI Allreduce Latency Test"))
+    paths[1].write_text(osu_text("OSU MPI Latency Test"))
+    assert importing.load(paths[1:]).world_size == 2
+    with pytest.raises(DocumentError, match="number of ranks: give --world-size"):
+        importing.load(paths)
+    assert importing.load(paths, world_size=16).world_size == 16
+
+
 def test_the_same_size_twice_is_made_one(tmp_path):
     (tmp_path / "log.txt").write_text(NEW + NEW.replace("1024.00", "2048.00"))
     network = importing.load([tmp_path / "log.txt"])

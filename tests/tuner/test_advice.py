@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.plans import Curve, Round, Trial
-from comm_plan.tuner.advice import by_loss, by_time, fastest
-from comm_plan.tuner.loss import curve, judge, seconds_to
+from comm_plan.tuner.advice import (
+    best_dense,
+    by_loss,
+    by_time,
+    fastest,
+    without_loss,
+)
+from comm_plan.tuner.loss import DIVERGED, curve, judge, seconds_to, stayed_finite
 
 
 def trial(name, measured_s, *, lossless=True, rounds=3):
-    each = Round(iterations=4, median_s=measured_s, p95_s=measured_s)
+    each = Round(iterations=4, median_s=measured_s or 0.0, p95_s=measured_s or 0.0)
     return Trial(
         name=name,
         plan=f"plan-{name}.json",
@@ -63,6 +69,45 @@ def test_a_lossy_plan_that_is_much_faster_wins():
     assert "the best dense plan, optimal: 10.0 % less" in advice
 
 
+def test_where_only_the_baseline_was_measured_nothing_else_is_said():
+    lossy = trial("auto", None, lossless=False, rounds=0)
+    _, advice = decided(trial("threshold", 1.0, rounds=1), lossy)
+    assert advice == "keep DDP's buckets: nothing else was measured"
+
+
+def test_plans_that_were_not_measured_are_not_compared():
+    lossy = trial("auto", None, lossless=False, rounds=0)
+    measured = trial("threshold", 1.0, rounds=1), trial("optimal", 0.8, rounds=1)
+    _, advice = decided(*measured, lossy)
+    assert advice.endswith("exactly dense; no lossy plan was measured")
+    unmeasured = trial("optimal", None, rounds=0)
+    lags = trial("lags", 0.3, lossless=False, rounds=1)
+    _, advice = decided(trial("threshold", 1.0, rounds=1), unmeasured, lags)
+    assert "no other dense plan was measured" in advice
+
+
+def test_without_a_verdict_by_loss_the_dense_plan_is_run():
+    lossy = trial("auto", 0.3, lossless=False)
+    winner, advice = without_loss(
+        [trial("threshold", 1.0), trial("optimal", 0.8), lossy], "not judged yet"
+    )
+    assert winner.name == "optimal"
+    assert advice.endswith(
+        "less time than DDP's buckets, exactly dense; not judged yet"
+    )
+
+
+@pytest.mark.parametrize(("optimal_s", "name"), [(0.99, "threshold"), (0.9, "optimal")])
+def test_lossy_plans_are_held_against_the_dense_plan_to_run(optimal_s, name):
+    trials = [
+        trial("threshold", 1.0),
+        trial("optimal", optimal_s, rounds=2),
+        trial("wfbp", 0.5, rounds=1),
+        trial("lags", 0.3, lossless=False),
+    ]
+    assert best_dense(trials).name == name
+
+
 def test_a_plan_that_left_early_does_not_win():
     name, _ = decided(
         trial("threshold", 1.0), trial("lucky", 0.5, rounds=1), trial("optimal", 0.9)
@@ -87,6 +132,27 @@ def test_the_median_of_the_seeds_decides():
     control = [run([1, 2], [2.0, 1.0], seed) for seed in range(3)]
     runs = [run([t], [1.0], seed) for seed, t in enumerate([1.0, 0.5, 4.0])]
     assert judge(control, {"a": runs}) == {"a": 2.0}
+
+
+def test_a_curve_ends_where_the_loss_is_not_finite():
+    import numpy as np
+
+    losses = np.array([4.0, 3.0, 2.0, np.nan, 1.0])
+    made = curve(0, np.ones(5), losses)
+    assert made.losses == (4.0, 3.0, 2.0, DIVERGED)
+    assert not stayed_finite(made)
+
+
+def test_nothing_is_held_against_a_control_that_diverged():
+    stuck, diverged = run([1, 2], [5.0, 5.0]), run([1, 2], [4.0, DIVERGED])
+    assert judge([diverged], {"stuck": [stuck]}) == {}
+    control = [diverged, run([1, 2], [4.0, 3.0])]
+    assert judge(control, {"stuck": [stuck, stuck]}) == {"stuck": 0.0}
+
+
+def test_a_plan_that_diverged_never_gets_there():
+    control = [run([1, 2], [4.0, 3.0])]
+    assert judge(control, {"harsh": [run([1, 2], [3.0, DIVERGED])]}) == {"harsh": 0.0}
 
 
 def test_a_curve_is_the_running_mean():
@@ -128,3 +194,16 @@ def test_of_lossy_plans_that_are_nearly_as_fast_the_gentlest_wins():
     ]
     speed_ups = {"harsh": 2.0, "gentle": 1.9, "gentlest": 1.6}
     assert by_loss(trials, trials[0], speed_ups, seeds=3)[0].name == "gentle"
+
+
+def test_a_gentler_plan_that_gains_nothing_does_not_hide_one_that_does():
+    trials = [
+        trial("threshold", 1.0),
+        trial("harsh", 0.2, lossless=False),
+        trial("gentle", 0.4, lossless=False),
+    ]
+    speed_ups = {"harsh": 1.05, "gentle": 0.96}
+    assert by_loss(trials, trials[0], speed_ups, seeds=3)[0].name == "harsh"
+    speed_ups = {"harsh": 0.99, "gentle": 0.92}
+    _, advice = by_loss(trials, trials[0], speed_ups, seeds=3)
+    assert "the best lossy plan, harsh, takes 1.01x" in advice

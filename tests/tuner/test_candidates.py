@@ -89,6 +89,12 @@ def test_where_the_loss_decides_auto_is_also_asked_for_less_compression():
     assert all(c.ratio <= float(c.name.split(", ")[1][:-1]) * 1.01 for c in mild)
 
 
+def test_plans_that_leave_out_as_much_as_those_tried_are_not():
+    found = listed(beta=1e-7, objective="loss", most=99)
+    reasons = set(found.not_tried.values())
+    assert "2 plans that leave out about as much are tried" in reasons
+
+
 def test_equal_plans_are_tried_once():
     found = listed(beta=1e-12)
     plans = [repr(candidate.plan.buckets) for candidate in found.tried]

@@ -82,6 +82,23 @@ def test_what_takes_longer_than_predicted_delays_one_block_only():
     assert rounds[0][BASE].median_s == 10.0
 
 
+def test_a_round_that_was_broken_off_is_left_out():
+    machine = Machine({BASE: 1.0, "a": 1.0}, budget_s=80.0)
+
+    def measure(name, iterations):
+        if len(machine.order) == 4:
+            machine.left = 0.0
+        return machine.measure(name, iterations)
+
+    halving = Halving(
+        dict.fromkeys(machine.seconds, 1.0), BASE, measure, lambda: machine.left
+    )
+    rounds = list(halving.rounds())
+    assert machine.order == [BASE, "a", "a", BASE, BASE]
+    assert [set(each) for each in rounds] == [{BASE, "a"}]
+    assert not halving.complete
+
+
 def test_nothing_is_begun_where_a_round_would_say_nothing():
     machine = Machine({BASE: 1.0, "a": 1.0}, budget_s=2.0 * FEWEST)
     assert machine.run() == ([], False)

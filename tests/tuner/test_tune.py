@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import socket
 import time
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from comm_plan.collectives.emulation import emulate
+from comm_plan.commbench.probe import Probed
 from comm_plan.errors import InputError, RunError
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.plans import EmulatedLink, Network, Plan, Profile, Tuning
@@ -22,8 +25,14 @@ from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 from comm_plan.tuner import measuring
 from comm_plan.tuner import tune as module
-from comm_plan.tuner.trials import Trials
+from comm_plan.tuner.trials import Block, Trials
 from comm_plan.tuner.tune import Options, Tuned, file_of, tune
+
+SLOW = documents.network(
+    2,
+    allreduce=documents.fit((0, 1e-3, 1e-5)),
+    allgather=documents.fit((0, 1e-3, 5e-6)),
+)
 
 
 def network(world_size=2):
@@ -84,6 +93,29 @@ def test_a_trial_leaves_no_trace(fails):
     for was, now in zip(before[0], after[0], strict=True):
         assert torch.equal(was, now)
     assert before[1:] == after[1:]
+
+
+class Average(nn.Module):
+    """Holds another tensor as its buffer after each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def test_modules_get_their_own_buffers_back():
+    model = net(Average())
+    before = dict(model.named_buffers())
+    Trials(workload(model, 1), LocalTransport()).run(plan_for(model, 1), 5)
+    after = dict(model.named_buffers())
+    assert after.keys() == before.keys()
+    for name, buffer in before.items():
+        assert after[name] is buffer
+        assert not buffer.any()
 
 
 def test_a_trial_trains_and_says_when_buckets_travelled():
@@ -253,11 +285,7 @@ def test_lossy_plans_can_be_judged_by_loss(tmp_path):
         settings=Settings(accuracy="loss"),
         seeds=2,
         budget_s=40.0,
-        network=documents.network(
-            2,
-            allreduce=documents.fit((0, 1e-3, 1e-5)),
-            allgather=documents.fit((0, 1e-3, 5e-6)),
-        ),
+        network=SLOW,
     )
     judged = [trial for trial in tuning.trials if trial.curves]
     assert len(judged) >= 2
@@ -270,6 +298,135 @@ def test_lossy_plans_can_be_judged_by_loss(tmp_path):
         sparse = any(bucket.compressor.sparse for bucket in plan.buckets)
         assert plan.momentum_correction == sparse
     assert len({plan.momentum_correction for plan in plans}) == 2
+
+
+class Instant:
+    """Takes no time to say what trials by plans took: dense ones four times as long."""
+
+    trained: list[tuple[bool, int]]
+    overhead_s = 1e-3
+    fails_at = math.inf
+
+    def __init__(self, workload, transport, seed, **options):
+        self.rank = transport.rank
+
+    def run(self, plan, iterations, *, warm_up, done, seed=None):
+        """Return a block whose loss falls alike in every iteration."""
+        if seed is not None and self.rank == 0:
+            self.trained.append((plan.is_dense, seed))
+        if seed is not None and seed >= self.fails_at:
+            raise RunError("rank 1 died")
+        return Block(
+            seconds=np.full(iterations, 4e-3 if plan.is_dense else 1e-3),
+            losses=np.linspace(1.0, 0.0, iterations),
+            timing=None,
+            overhead_s=self.overhead_s,
+        )
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Let trials take no time."""
+    monkeypatch.setattr(module, "Trials", Instant)
+    monkeypatch.setattr(Instant, "trained", [], raising=False)
+    return monkeypatch
+
+
+BY_LOSS = {
+    "objective": "loss",
+    "settings": Settings(accuracy="loss"),
+    "network": SLOW,
+    "seeds": 3,
+}
+
+
+def test_before_the_loss_decides_no_lossy_plan_is_saved(instant):
+    instant.setattr(Instant, "fails_at", 1)
+    saved = []
+
+    def rank(transport):
+        profile = profiled(workload(net(), 2))
+        tune(workload(net(), 2), transport, Options(profile=profile, **BY_LOSS), save)
+
+    def save(best):
+        saved.append(best.tuning)
+
+    with pytest.raises(RunError, match="rank 1 died"):
+        run_ranks(2, rank)
+    *rounds, judged = saved
+    for tuning in rounds:
+        assert tuning.trial(tuning.winner).lossless
+        assert tuning.advice.endswith("lossy plans are not judged by loss yet")
+    assert "(1 seed)" in judged.advice
+    assert not any(tuning.complete for tuning in saved)
+
+
+def test_plans_train_in_one_order_and_then_in_the_other(instant, tmp_path):
+    tuned(tmp_path, **BY_LOSS)
+    first, second, third = (
+        [dense for dense, seed in Instant.trained if seed == number]
+        for number in range(3)
+    )
+    assert first[0]
+    assert not any(first[1:])
+    assert second == first[::-1]
+    assert third == first
+
+
+def test_trainings_are_as_short_as_what_else_they_take_demands(instant, tmp_path):
+    instant.setattr(Instant, "overhead_s", 30.0)
+    tuning, _ = tuned(tmp_path, **BY_LOSS)
+    assert Instant.trained == []
+    assert tuning.trial(tuning.winner).lossless
+    assert not tuning.complete
+
+
+def test_a_budget_that_ends_before_any_trial_leaves_a_dense_plan(instant, tmp_path):
+    tuning, _ = tuned(tmp_path, **BY_LOSS | {"budget_s": 1e-3})
+    assert tuning.trial(tuning.winner).lossless
+    assert "predicted best of the dense plans" in tuning.advice
+
+
+def test_plans_are_for_the_link_that_they_were_tried_on(instant, tmp_path, caplog):
+    link = EmulatedLink(bytes_per_s=1e9)
+    tuning, _ = tuned(tmp_path, link=link)
+    plans = [Plan.load(path) for path in tmp_path.glob("plan*.json")]
+    costs = Network.load(tmp_path / "next-network.json")
+    for document in (*plans, costs, tuning):
+        assert (document.backend, document.emulated_link) == ("thread", link)
+    assert caplog.messages == [
+        "the network is that of a real network by gloo, this run is on "
+        f"{link} by thread"
+    ]
+
+
+def test_the_hosts_are_those_that_ran(instant, tmp_path):
+    other = network().model_copy(update={"hosts": ("elsewhere",)})
+    tuning, _ = tuned(tmp_path, network=other)
+    assert tuning.hosts == (socket.gethostname(),)
+
+
+def sizes_of_sweep(monkeypatch, *probed, budget_s=100.0):
+    """Return up to which size a network is measured of which ``probed`` is known."""
+    measured = []
+    monkeypatch.setattr(measuring, "probe", lambda *_: [Probed(*p) for p in probed])
+    monkeypatch.setattr(
+        measuring.sweep, "measure", lambda *_, sizes, **__: measured.extend(sizes)
+    )
+    measuring.swept(LocalTransport(), 2**20, budget_s, lambda *_: None)
+    return measured[-1]
+
+
+def test_a_slow_network_is_measured_as_far_as_there_is_time(monkeypatch):
+    probed = [(4, 1.0, False), (1024, 15.0, True), (4096, 30.0, True)]
+    assert sizes_of_sweep(monkeypatch, *probed) == 1024
+
+
+def test_a_network_is_measured_until_the_bandwidth_shows(monkeypatch):
+    probed = [(4, 10.0, False), (1024, 20.0, False), (4096, 30.0, True)]
+    assert sizes_of_sweep(monkeypatch, *probed) == 4096
+    with pytest.raises(InputError, match=r"--budget 50: .* about 30 s: give 150 or"):
+        sizes_of_sweep(monkeypatch, *probed, budget_s=50.0)
 
 
 def test_a_budget_that_profiling_alone_exceeds_is_refused(tmp_path):

@@ -1,0 +1,78 @@
+"""What a sweep takes at least, told beforehand by a few collectives of growing size.
+
+A sweep repeats every size of every collective a fewest number of times, however slow
+the network is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from comm_plan.collectives.registry import COLLECTIVES
+from comm_plan.commbench import summing, sweep
+from comm_plan.transports.base import Transport
+from comm_plan.transports.elapsed import elapsed_s
+
+TRIES = 2
+"""Calls of each size, of which the faster counts."""
+
+TELLING = 4.0
+"""An all-reduce that takes so many times the shortest one tells the bandwidth."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """One size.
+
+    Attributes:
+        nbytes: of a collective.
+        sweep_s: what a sweep up to this size takes at least.
+        telling: whether it tells the bandwidth.
+    """
+
+    nbytes: int
+    sweep_s: float
+    telling: bool
+
+
+def probe(
+    transport: Transport, sizes: Sequence[int], budget_s: float
+) -> tuple[Probed, ...]:
+    """Return what sweeps up to each size take, equal on all ranks.
+
+    A collective call.
+
+    Args:
+        transport: the ranks.
+        sizes: in bytes, the smallest first.
+        budget_s: the sizes end with the first that tells the bandwidth and that a sweep
+            of so many seconds does not reach.
+    """
+    probed: list[Probed] = []
+    shortest_s = math.inf
+    total_s = summing_s = 0.0
+    for nbytes in sizes:
+        each_s = {name: seconds(transport, name, nbytes) for name in COLLECTIVES}
+        shortest_s = min(shortest_s, each_s["allreduce"])
+        total_s += sweep.fewest_calls(nbytes) * sum(each_s.values())
+        if nbytes <= summing.NBYTES:
+            summing_s = summing.CALLS * each_s["allreduce"]
+        telling = each_s["allreduce"] >= TELLING * shortest_s
+        probed.append(Probed(nbytes, total_s + summing_s, telling))
+        if telling and probed[-1].sweep_s > budget_s:
+            break
+    return tuple(probed)
+
+
+def seconds(transport: Transport, collective: str, nbytes: int) -> float:
+    """Return what one call takes on the slowest rank; 0 where it is not measured."""
+    kind = COLLECTIVES[collective].operation
+    if nbytes > kind.largest_nbytes:
+        return 0.0
+    step = kind.granularity(transport.world_size)
+    operation = kind(transport, -(-nbytes // step) * step)
+    own_s = min(elapsed_s(transport, operation.run) for _ in range(TRIES))
+    slowest_s: float = max(transport.gather_objects(own_s))
+    return slowest_s

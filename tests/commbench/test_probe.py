@@ -1,0 +1,55 @@
+"""A probe tells what a sweep takes, and whether it shows the bandwidth."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_plan.collectives.registry import COLLECTIVES
+from comm_plan.commbench import probe as module
+from comm_plan.commbench import summing
+from comm_plan.commbench.probe import probe, seconds
+from comm_plan.commbench.sweep import fewest_calls
+from comm_plan.tests.support.harness import run_ranks
+
+SIZES = (4, 64, 1024, 16384)
+
+
+def call_s(nbytes):
+    return 1e-3 + 1e-5 * nbytes
+
+
+@pytest.fixture
+def link(monkeypatch):
+    """Let every collective take 1 ms, and 10 us a byte."""
+    monkeypatch.setattr(module, "seconds", lambda *arguments: call_s(arguments[-1]))
+
+
+def test_sizes_are_probed_until_a_sweep_is_over_its_time(link):
+    first, second = run_ranks(2, probe, SIZES, 10.0)
+    assert first == second
+    assert [each.nbytes for each in first] == [4, 64, 1024]
+    assert [each.telling for each in first] == [False, False, True]
+
+
+def test_a_sweep_calls_every_collective_and_sums_other_formats(link):
+    short, long, *_ = run_ranks(2, probe, SIZES, 10.0)[0]
+    calls = len(COLLECTIVES) * fewest_calls(4)
+    assert short.sweep_s == pytest.approx((calls + summing.CALLS) * call_s(4))
+    total_s = calls * (call_s(4) + call_s(64)) + summing.CALLS * call_s(64)
+    assert long.sweep_s == pytest.approx(total_s)
+
+
+def test_all_sizes_are_probed_until_the_bandwidth_shows(link):
+    sizes = [each.nbytes for each in run_ranks(2, probe, SIZES, 0.0)[0]]
+    assert sizes == [4, 64, 1024]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_can_be_probed_on_all_ranks_alike(collective):
+    first, *others = run_ranks(3, seconds, collective, 100)
+    assert first > 0
+    assert all(other == first for other in others)
+
+
+def test_sizes_that_nobody_sends_are_not_probed():
+    assert run_ranks(2, seconds, "gtopk", 2**30) == [0.0, 0.0]
