@@ -6,7 +6,8 @@
     trainer.fit(module)
 
 The strategy is Lightning's ``DDPStrategy`` without DDP: launching, devices, samplers
-and logging are as there. Checkpoints hold the residuals of all ranks, and with
+and logging are as there. Checkpoints hold the residuals of all ranks, also those that
+are saved after ``fit``, and with
 ``precision="16-mixed"`` residuals follow the scale of the loss.
 """
 
@@ -19,10 +20,12 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from comm_plan.plans import Plan
+from comm_plan.plans import Plan, as_plan
 from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.state import EngineState, on_cpu
+from comm_plan.transports.connect import current_transport
 
 KEY = "comm_plan"
 """In Lightning's checkpoints."""
@@ -50,6 +53,7 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         self._plan = plan
         self._options = {k: v for k, v in options.items() if k in own}
         self._restored: Any = None
+        self._left: EngineState | None = None
 
     def configure_ddp(self) -> None:
         """Make the module train by the plan, in place of wrapping it."""
@@ -60,7 +64,7 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         )
         if self._restored is not None:
             self.engine.load_state_dict(self._restored)
-            self._restored = None
+        self._restored = self._left = None
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -78,6 +82,11 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         """Save the residuals of all ranks too."""
         if self.engine is not None:
             checkpoint[KEY] = self.engine.gathered_state()
+        elif self._left is not None:
+            ranks = current_transport(as_plan(self._plan).backend)
+            for part in ranks.gather_objects(self._left["ranks"]):
+                self._left["ranks"].update(part)
+            checkpoint[KEY] = self._left
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -86,13 +95,18 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         A test or a validation makes none: they go with :meth:`teardown`.
         """
         checkpoint: dict[str, Any] = super().load_checkpoint(*arguments, **options)
-        self._restored = checkpoint.get(KEY)
+        self._restored, self._left = checkpoint.get(KEY), None
         return checkpoint
 
     def teardown(self) -> None:
-        """Close the engine, and forget residuals that none has taken."""
+        """Close the engine, and forget residuals that none has taken.
+
+        Its own are kept for a checkpoint after ``fit``.
+        """
         self._restored = None
         if self.engine is not None:
+            state = self.engine.state_dict()
+            self._left = {**state, "ranks": on_cpu(state["ranks"])}
             self.engine.close()
             self.engine = None
         super().teardown()

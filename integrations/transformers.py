@@ -12,7 +12,7 @@ Checkpoints of the trainer hold the residuals of all ranks too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from transformers import (
 )
 from typing_extensions import Unpack
 
+from comm_plan.errors import InputError
 from comm_plan.integrations import accelerate
 from comm_plan.plans import Plan
 from comm_plan.runtime.engine import Engine
@@ -54,9 +55,12 @@ def use_plan(
 
     Raises:
         DocumentError: the plan cannot be read.
+        InputError: by ``trainer.train()``: the trainer has made another Accelerator, as
+            for each trial of ``hyperparameter_search``.
     """
-    engines = accelerate.use_plan(trainer.accelerator, plan, **options)
-    residuals = _Residuals(engines.values())
+    prepared = trainer.accelerator
+    engines = accelerate.use_plan(prepared, plan, **options)
+    residuals = _Residuals(engines.values(), lambda: trainer.accelerator is prepared)
     trainer.add_callback(residuals)
     begin = trainer.train
 
@@ -74,8 +78,11 @@ def use_plan(
 class _Residuals(TrainerCallback):  # type: ignore[misc]
     """Saves what the engines remember with the trainer's checkpoints."""
 
-    def __init__(self, engines: Iterable[Engine]) -> None:
+    def __init__(
+        self, engines: Iterable[Engine], is_in_use: Callable[[], bool]
+    ) -> None:
         self._engines = engines
+        self._is_in_use = is_in_use
         self._resumed: Path | None = None
 
     def resume_from(self, checkpoint: str | bool | None) -> None:
@@ -104,7 +111,17 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
         control: TrainerControl,
         **others: object,
     ) -> None:
-        """Take the residuals over if the trainer goes on from a checkpoint."""
+        """Take the residuals over if the trainer goes on from a checkpoint.
+
+        Raises:
+            InputError: the plan is not in use.
+        """
+        if not self._is_in_use():
+            raise InputError(
+                "the trainer has made another Accelerator, as hyperparameter_search "
+                "does for each trial, which knows of no plan: search without, then "
+                "call use_plan on a trainer with what was found"
+            )
         if state.global_step == 0:
             return
         path = (self._resumed or _folder(args, state)) / FILE

@@ -171,6 +171,11 @@ class BucketExchange:
         elif late.any():
             parameter.grad = shaped(late, parameter)
 
+    @property
+    def has_carried(self) -> bool:
+        """Whether anything that another plan has left goes with the next gradients."""
+        return bool(self._carried)
+
     def settle(self) -> None:
         """Forget what was carried over from another plan: it has been applied."""
         self._carried.clear()
@@ -180,13 +185,20 @@ class BucketExchange:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         return all(is_finite(_values(gradient)) for gradient in gradients)
 
-    def refuse(self, fill: float | None) -> None:
-        """Replace every mean by ``fill``, or by no gradient at all."""
+    def drop_means(self) -> None:
+        """Leave no parameter a gradient."""
         for parameter in self.parameters:
-            if fill is None:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                _values(parameter.grad).fill_(fill)
+            parameter.grad = None
+
+    def spoil_means(self, *, missing_too: bool) -> None:
+        """Fill every ``.grad`` with NaN; ``missing_too``: also make those of none."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                _values(parameter.grad).fill_(torch.nan)
+            elif missing_too:
+                spoilt = self._filled(index, torch.nan)
+                sparse = spoilt.is_sparse
+                parameter.grad = spoilt if sparse else shaped(spoilt, parameter)
 
     def state(self) -> Remembered:
         """Return what is remembered."""

@@ -226,7 +226,7 @@ class Checkpoints:
         groups = optimizer.param_groups
         for group, asked, was in zip(groups, self._asked, before, strict=True):
             for name, value in asked.items():
-                if name == "lr" or was.get(name) != value:
+                if name == "lr" or not _equal(was.get(name), value):
                     group[name] = value
 
     def _common_part(
@@ -361,6 +361,15 @@ def _load(
     except (RuntimeError, ValueError) as error:
         cause = one_line(str(error), checkpoint_file.LONGEST_CAUSE)
         raise InputError(f"{folder}: is of another model: {cause}") from None
+
+
+def _equal(one: object, other: object) -> bool:
+    """Return whether two options are the same; tensors are as a whole."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return one == other
 
 
 def _file(rank: int) -> str:

@@ -23,8 +23,8 @@ What differs from DDP: the model is not wrapped; buckets come from the plan and 
 never rebuilt; a compressed bucket's mean is what was sent, the rest waits in residuals.
 Buffers are brought from rank 0 at the end of a step instead of before the next forward,
 so that an evaluation, on all ranks or on one alone, finds rank 0's. If the backward of
-a rank fails and its loop goes on, all ranks skip that step; under a dense plan only if
-``on_nonfinite`` makes them look at what they got, else the next forward is an error.
+a rank fails and its loop goes on, all ranks skip that step; under a dense plan with
+``on_nonfinite="skip"`` only, else the next forward is an error.
 
 Hooks of users on the same parameters see gradients before they are averaged.
 ``torch.compile`` of the whole model fires all hooks after backward: the result is
@@ -37,7 +37,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
@@ -101,14 +101,16 @@ class Engine(Joinable):
         on_nonfinite: what to do when a rank's gradient holds inf or NaN; residuals
             never see them. ``propagate``: fill every ``.grad`` with NaN on all ranks,
             so that a ``GradScaler`` skips the step everywhere. ``skip``: leave every
-            ``.grad`` None on all ranks, so that ``optimizer.step()`` changes nothing.
-            ``stop``: raise :class:`NonFiniteError` on all ranks.
+            ``.grad`` None on all ranks, so that ``optimizer.step()`` changes nothing;
+            with ``grad_scaler`` NaN, of which the scaler makes the same. ``stop``:
+            raise :class:`NonFiniteError` on all ranks.
         find_unused_parameters: parameters may stay without gradient; one that no rank
             used keeps its ``.grad`` as it is, unless a compressor still had some of it
             left. If False, a gradient that is missing when the next step begins, or the
             optimizer updates, is an error that names the parameter.
-        broadcast_buffers: buffers follow rank 0 after each step, and before a training
-            forward that follows another without a step between them.
+        broadcast_buffers: buffers follow rank 0 after each step, and, but within
+            ``Join``, before a training forward that follows another without a step
+            between them.
         gradient_as_bucket_view: dense buckets hand out parts of themselves as ``.grad``
             instead of copies; a gradient kept from an earlier step then changes with
             the next. Without effect with ``find_unused_parameters``.
@@ -180,8 +182,9 @@ class Engine(Joinable):
         self._broadcast_buffers = broadcast_buffers
         self._buffers_touched = False
         self._shadows = False
+        self._forward_failed = False
         self._share = gradient_as_bucket_view and not find_unused_parameters
-        self._accumulated: set[ParameterPlace] = set()
+        self._accumulated: set[str] = set()
         self._stepped_since_update = False
         self._density_floor = 0.0
         self._seed = seed
@@ -204,6 +207,7 @@ class Engine(Joinable):
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
                 second_moments=None,
+                scaled=grad_scaler is not None and grad_scaler.is_enabled(),
             )
             self._execute(plan)
             if self._momentum is not None:
@@ -336,24 +340,31 @@ class Engine(Joinable):
 
     def rescale(self, factor: float) -> None:
         """Multiply all residuals by ``factor``; call it when the loss scale changes."""
+        self._stepped_since_update = False  # it changes after the update, or instead
         for bucket in self.buckets:
             bucket.rescale(factor)
 
     def skip_step(self) -> None:
         """Skip the step under way, on all ranks: for who catches what it raised.
 
+        What is left of the iteration follows, as on the other ranks: the update by the
+        optimizer, the scaler's and the scheduler's.
+
         A backward that failed half-way is noticed without it when the next forward
         begins. A forward is not, nor is a backward that failed before it came to the
-        model: the other ranks would take the next step for this one.
+        model: the next one, maybe of a smaller batch, is taken for it.
 
         Raises:
-            RunError: the other ranks cannot be told.
+            RunError: the other ranks cannot be told, or have finished the step, as has
+                this one.
         """
-        self._check_refusable()
-        if not self._current.forward_pending:
-            self._enter_step()
-        self._buffers_touched = True  # as on the other ranks
-        self._end_step(self._current.give_up)
+        self._follow_scale()
+        if self._stepped_since_update and not self._current.has_begun:
+            raise RunError(
+                "the step is over, and its means are in .grad: call optimizer.step() "
+                "again, or go on from a checkpoint"
+            )
+        self._give_up()
 
     def warm_up(self, density_floor: float) -> None:
         """Let sparse methods send at least this share of each tensor from now on."""
@@ -369,9 +380,8 @@ class Engine(Joinable):
         self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
-        self._setup.thread.close()
-        self._setup.channel.close()
-        self._transport.close()
+        with closing(self._transport), closing(self._setup.channel):
+            self._setup.thread.close()
 
     def __enter__(self) -> Self:
         """Return the engine; it is closed at the end of the block."""
@@ -527,13 +537,17 @@ class Engine(Joinable):
     def _callbacks(self) -> Callbacks:
         return Callbacks(
             listening=self._is_listening,
+            on_any_forward=self._give_up_failed,
             on_forward=self._on_forward,
-            on_local_forward=self._on_local_forward,
+            on_forward_failed=self._on_forward_failed,
+            on_local_forward=self._settle_momentum,
             on_backward=self._on_backward,
+            on_backward_lost=self._on_backward_lost,
             on_gradient=self._on_gradient,
-            on_accumulated=self._accumulated.add,
+            on_accumulated=self._on_accumulated,
             on_backward_end=self._on_backward_end,
             on_optimizer=self._on_optimizer,
+            on_updated=self._on_updated,
         )
 
     def _is_listening(self) -> bool:
@@ -542,14 +556,20 @@ class Engine(Joinable):
         return self._listening and wanted
 
     def _on_forward(self) -> None:
-        """Give up a backward that never ended; align buffers with rank 0."""
+        """Begin a step; align buffers with rank 0 if another forward was before."""
         self._require_finished()
         self._enter_step()
         self._current.moments.begun = self._current.moments.now()
-        if self._buffers_touched:
+        repeated, self._forward_failed = self._forward_failed, False
+        shadowed = self._join_config.enable  # by ranks that align once a step
+        if self._buffers_touched and not repeated and not shadowed:
             with self._explained():
                 self._align_buffers()
         self._buffers_touched = True
+
+    def _on_forward_failed(self) -> None:
+        """Take the next forward for this one, which the other ranks do not repeat."""
+        self._forward_failed = True
 
     def _enter_step(self) -> None:
         """Do what has to be done before the first gradient of a step."""
@@ -559,11 +579,19 @@ class Engine(Joinable):
             Join.notify_join_context(self)
         self._current.forward_pending = True
 
-    def _on_local_forward(self) -> None:
-        """Give up a backward that never ended before others accumulate gradients."""
+    def _on_backward_lost(self) -> None:
+        """Give up a backward that failed, unless a forward has done so.
+
+        Raises:
+            RunError: none has.
+        """
         if self._current.graph_task is not None:
-            self._require_finished()
-        self._settle_momentum()
+            self._give_up_failed()
+            raise RunError(
+                "an earlier backward failed, and what is left of it may be in the "
+                "gradients of this one: call engine.skip_step() where the error is "
+                "caught"
+            )
 
     def _on_backward(self, graph_task: int) -> bool:
         first = self._current.graph_task is None
@@ -578,15 +606,15 @@ class Engine(Joinable):
             self._buffers_touched = True
         self._current.add(place, parameter)
 
+    def _on_accumulated(self, place: ParameterPlace) -> None:
+        self._accumulated.add(place.name)
+
     def _on_backward_end(self) -> None:
         """Finish the step unless gradients are missing that may still come."""
         self._current.graph_task = None
         if not self._current.received:
             return
-        if self._setup.find_unused_parameters:
-            self._current.take_accumulated(self._accumulated)
-            self._finish_step()
-        elif not self._current.missing():
+        if self._setup.find_unused_parameters or not self._current.missing():
             self._finish_step()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -598,7 +626,9 @@ class Engine(Joinable):
         self._require_finished()
         pending = self._current.forward_pending and not self._stepped_since_update
         if pending and self._setup.find_unused_parameters:
-            self._finish_step()
+            self._finish_step(late=True)
+
+    def _on_updated(self) -> None:
         self._stepped_since_update = False
 
     def _follow_scale(self) -> None:
@@ -622,20 +652,52 @@ class Engine(Joinable):
         Raises:
             RunError: parameters got no gradient, or a backward failed and the step
                 cannot be skipped.
+            CollectiveError: its exchange failed.
+        """
+        self._give_up_failed()
+        if not self._current.received:
+            return
+        missing = self._current.missing()
+        if self._setup.find_unused_parameters or not missing:
+            self._raise_what_ended_it()
+        if self._objection() is None:
+            self._give_up(late=True)
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise RunError(
+            f"{len(missing)} parameters got no gradient in this step: {names}: "
+            "if that is meant, pass find_unused_parameters=True (on the command "
+            "line: --find-unused-parameters)"
+        )
+
+    def _raise_what_ended_it(self) -> NoReturn:
+        """Raise again what kept the step, which was complete, from being finished."""
+        with self._explained():
+            self._current.wait()
+        raise RunError("the last step was interrupted: go on from a checkpoint")
+
+    def _give_up_failed(self) -> None:
+        """Skip the step whose backward failed, if one did; not called in backward.
+
+        Raises:
+            RunError: it cannot be skipped.
         """
         if self._current.graph_task is not None:
-            self._check_refusable()
-            self._end_step(self._current.give_up)
-        elif self._current.received:
-            missing = self._current.missing()
-            if self._objection() is None:
-                self._end_step(self._current.give_up)
-            names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            raise RunError(
-                f"{len(missing)} parameters got no gradient in this step: {names}: "
-                "if that is meant, pass find_unused_parameters=True (on the command "
-                "line: --find-unused-parameters)"
-            )
+            self._give_up(late=True)
+
+    def _give_up(self, *, late: bool = False) -> None:
+        """Skip the step under way, and do what ranks do that finish it.
+
+        Args:
+            late: as for :meth:`Step.refuse`.
+
+        Raises:
+            RunError: the other ranks cannot be told.
+        """
+        self._check_refusable()
+        if not self._current.forward_pending:
+            self._enter_step()
+        self._buffers_touched = True
+        self._end_step(self._current.give_up, late=late)
 
     def _check_refusable(self) -> None:
         """Check that the ranks can be told to skip this step.
@@ -656,26 +718,38 @@ class Engine(Joinable):
             return "on_reduced has begun to take its means: go on from a checkpoint"
         return self._current.objection()
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, *, late: bool = False) -> None:
         """Wait for the buckets, then settle the step."""
-        self._end_step(self._current.finish)
+        if self._setup.find_unused_parameters:
+            places = _places(self.plan)
+            self._current.take_accumulated(
+                place for place in places if place.name in self._accumulated
+            )
+        self._end_step(self._current.finish, late=late)
 
-    def _end_step(self, end: Callable[[], Refusal | None]) -> None:
+    def _end_step(
+        self, end: Callable[[], Refusal | None], *, late: bool = False
+    ) -> None:
         """Settle the step that ``end`` ends.
+
+        Args:
+            end: of the current step.
+            late: as for :meth:`Step.refuse`.
 
         Raises:
             PeerError: a rank died or failed, and which one.
             CollectiveError: a collective failed.
         """
         with self._explained():
-            self._settle(end())
+            self._settle(end(), late)
 
-    def _settle(self, refusal: Refusal | None) -> None:
+    def _settle(self, refusal: Refusal | None, late: bool) -> None:
         finished = self._current
         self.step += 1
         self.last_moments = finished.moments
         self._accumulated.clear()
-        self._stepped_since_update = True
+        self._forward_failed = False
+        self._stepped_since_update = refusal is None
         self._begin_step()
         if self._buffers_touched:
             self._align_buffers()
@@ -683,14 +757,14 @@ class Engine(Joinable):
         if refusal is None:
             finished.settle()
         else:
-            self._skip(finished, refusal)
+            self._skip(finished, refusal, late)
         if self.between_steps is not None:
             self.between_steps()
 
     def _align_buffers(self) -> None:
-        if self._broadcast_buffers:
-            root = self._root_of_buffers()
-            broadcast_tensors(self._transport, list(self.model.buffers()), root)
+        buffers = list(self.model.buffers())
+        if self._broadcast_buffers and buffers:
+            broadcast_tensors(self._transport, buffers, self._root_of_buffers())
         self._buffers_touched = False
 
     def _root_of_buffers(self) -> int:
@@ -708,8 +782,8 @@ class Engine(Joinable):
         except CollectiveError as error:
             raise self._transport.explain(error) from None
 
-    def _skip(self, step: Step, refusal: Refusal) -> None:
-        message = step.refuse(refusal)
+    def _skip(self, step: Step, refusal: Refusal, late: bool) -> None:
+        message = step.refuse(refusal, late)
         self.skipped_steps += 1
         if self._setup.on_nonfinite == "stop" and not refusal.backward_failed:
             raise NonFiniteError(

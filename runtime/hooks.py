@@ -6,15 +6,19 @@ runs in and ask for a call at the end of it; there is no public way to either.
 ======================  ========================================  ====================
 hook                    runs                                      leads to
 ======================  ========================================  ====================
-model, before forward   in the training loop                      ``on_forward``
+model, before forward   outside of backward                       ``on_any_forward``
+the same                in the training loop                      ``on_forward``
 the same                within ``no_sync``                        ``on_local_forward``
 model, after forward    in the training loop; hooks the outputs   (the next one)
+the same                if that forward raised                    ``on_forward_failed``
 gradient of an output   when backward begins                      ``on_backward``
+the same, a parameter   if an earlier backward failed             ``on_backward_lost``
 parameter               in backward, once its gradient is         ``on_backward``,
                         complete                                  ``on_gradient``
 the same                within ``no_sync``                        ``on_accumulated``
 end of backward         when all gradients are there              ``on_backward_end``
 any optimizer's step    in the training loop, before the update   ``on_optimizer``
+the same                after the update, unless it raised        ``on_updated``
 ======================  ========================================  ====================
 
 Hooks of CPU parameters run on the thread that called ``backward``; those of CUDA
@@ -23,7 +27,8 @@ parameters on autograd's thread of that device. All have run, and so has
 
 The call at the end belongs to the graph task in which it is asked for. The gradient of
 the model's output arrives in the outermost one; re-entrant checkpointing runs inner
-ones, at whose end nothing must be finished. If a hook raises, there is no call.
+ones, at whose end nothing must be finished. If anything raises, there is no call, and
+what was to be called is gone with the graph task.
 """
 
 from __future__ import annotations
@@ -39,13 +44,20 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from comm_plan.errors import RunError
 from comm_plan.runtime.flat import tensors_in
 
 NO_BACKWARD = -1
 """The graph task while no backward runs."""
+
+
+def _ignored() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,11 @@ class Callbacks:
         on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
         on_optimizer: this optimizer is about to update parameters of the plan.
+        on_any_forward: a forward begins, of training or not.
+        on_forward_failed: a training forward raised.
+        on_backward_lost: a gradient arrives after a backward that has failed: its end
+            was awaited, and is no longer.
+        on_updated: an optimizer has updated parameters of the plan.
     """
 
     listening: Callable[[], bool]
@@ -81,6 +98,10 @@ class Callbacks:
     on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[torch.optim.Optimizer], None]
+    on_any_forward: Callable[[], None] = _ignored
+    on_forward_failed: Callable[[], None] = _ignored
+    on_backward_lost: Callable[[], None] = _ignored
+    on_updated: Callable[[], None] = _ignored
 
 
 def attach(
@@ -91,8 +112,8 @@ def attach(
     """Hook ``model``, its parameters and all optimizers.
 
     The hooks of the model keep ``callbacks`` alive as long as the model. Those of its
-    parameters do not, as the garbage collector does not see through tensors, and the
-    one on optimizers, which is global, does not. A copy of the model has no hooks that
+    parameters do not, as the garbage collector does not see through tensors, and those
+    on optimizers, which are global, do not. A copy of the model has no hooks that
     do anything.
 
     Returns:
@@ -105,14 +126,21 @@ def attach(
             _copyable(partial(_on_gradient, weakref.ref(hooks), place))
         )
         attached.callback(handle.remove)
-    on_optimizers = register_optimizer_step_pre_hook(
-        partial(_on_any_optimizer, weakref.ref(hooks))
+    on_optimizers = (
+        register_optimizer_step_pre_hook(
+            partial(_on_any_optimizer, weakref.ref(hooks), _Hooks.on_optimizer)
+        ),
+        register_optimizer_step_post_hook(
+            partial(_on_any_optimizer, weakref.ref(hooks), _Hooks.on_updated)
+        ),
     )
-    weakref.finalize(hooks, on_optimizers.remove)
+    for handle in on_optimizers:
+        weakref.finalize(hooks, handle.remove)
     for handle in (
         model.register_forward_pre_hook(_copyable(hooks.on_forward)),
         model.register_forward_hook(_copyable(hooks.on_output)),
-        on_optimizers,
+        model.register_forward_hook(_copyable(hooks.on_forward_end), always_call=True),
+        *on_optimizers,
     ):
         attached.callback(handle.remove)
     return attached
@@ -163,9 +191,11 @@ class _Hooks:
     ) -> None:
         self._parameters = parameters
         self._callbacks = callbacks
+        self._in_forward = False
+        self._awaited: weakref.ref[_End] | None = None
 
     def on_forward(self, model: nn.Module, inputs: object) -> None:
-        """Tell of a forward whose gradients will be exchanged.
+        """Tell of a forward, above all one whose gradients will be exchanged.
 
         Raises:
             RunError: DDP averages the same gradients.
@@ -176,22 +206,31 @@ class _Hooks:
                 "the model is wrapped in DistributedDataParallel, which averages its "
                 "gradients too: call it unwrapped"
             )
-        if not (torch.is_grad_enabled() and model.training):
-            return
         if torch._C._current_graph_task_id() != NO_BACKWARD:  # a checkpoint
+            return
+        self._callbacks.on_any_forward()
+        if not (torch.is_grad_enabled() and model.training):
             return
         if self._callbacks.listening():
             self._callbacks.on_forward()
+            self._in_forward = True
         else:
             self._callbacks.on_local_forward()
 
     def on_output(self, model: nn.Module, inputs: object, output: object) -> None:
         """Learn of the start of backward where the loss is, even if nothing is used."""
+        self._in_forward = False
         if not self._expects_backward:
             return
         for tensor in tensors_in(output):
             if not tensor.is_leaf:  # a hook on a leaf would stay there
                 tensor.register_hook(_copyable(self.on_output_gradient))
+
+    def on_forward_end(self, model: nn.Module, inputs: object, output: object) -> None:
+        """Tell of a forward that raised, after which ``on_output`` was not called."""
+        if self._in_forward:
+            self._in_forward = False
+            self._callbacks.on_forward_failed()
 
     def on_output_gradient(self, gradient: torch.Tensor) -> None:
         """Watch for the end of this backward."""
@@ -212,8 +251,7 @@ class _Hooks:
         Raises:
             RunError: it is inside backward.
         """
-        groups = optimizer.param_groups
-        if not any(p in self._parameters for group in groups for p in group["params"]):
+        if not self._concerns(optimizer):
             return
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             raise RunError(
@@ -222,6 +260,15 @@ class _Hooks:
                 "engine.on_reduced"
             )
         self._callbacks.on_optimizer(optimizer)
+
+    def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell of the end of such a step."""
+        if self._concerns(optimizer):
+            self._callbacks.on_updated()
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        groups = optimizer.param_groups
+        return any(p in self._parameters for group in groups for p in group["params"])
 
     @property
     def _expects_backward(self) -> bool:
@@ -239,8 +286,27 @@ class _Hooks:
                 "backward is compiled (compiled autograd), which does not say when it "
                 "ends: compile the model only, and call backward outside"
             )
+        if self._awaited is not None and self._awaited() is None:
+            self._awaited = None
+            self._callbacks.on_backward_lost()
         if self._callbacks.on_backward(torch._C._current_graph_task_id()):
-            Variable._execution_engine.queue_callback(self._callbacks.on_backward_end)
+            end = _End(self._on_backward_end)
+            self._awaited = weakref.ref(end)
+            Variable._execution_engine.queue_callback(end)
+
+    def _on_backward_end(self) -> None:
+        self._awaited = None
+        self._callbacks.on_backward_end()
+
+
+class _End:
+    """The call at the end of one backward; it lives no longer than that."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
 
 
 def _on_gradient(
@@ -254,6 +320,7 @@ def _on_gradient(
 
 def _on_any_optimizer(
     weak_hooks: weakref.ref[_Hooks],
+    hook: Callable[[_Hooks, torch.optim.Optimizer], None],
     optimizer: torch.optim.Optimizer,
     arguments: object,
     keywords: object,
@@ -261,4 +328,4 @@ def _on_any_optimizer(
     """Pass on a step unless the hooks' model is gone."""
     hooks = weak_hooks()
     if hooks is not None:
-        hooks.on_optimizer(optimizer)
+        hook(hooks, optimizer)

@@ -15,8 +15,8 @@ reset and none to be forgotten.
 
 A rank whose backward fails gives its step up (:meth:`Step.give_up`): it takes part in
 what is left of it, so that no rank waits for another, and all of them refuse the step.
-They learn of it by the flags, or, where means are only looked at for inf and NaN, by
-NaN in its place. Where neither is so, or it is too late, they cannot be told
+They learn of it by the flags, or, where steps with inf and NaN are skipped, by NaN in
+its place. Where neither is so, or it is too late, they cannot be told
 (:meth:`Step.objection`).
 """
 
@@ -72,6 +72,7 @@ class Setup:
         on_nonfinite: see :class:`~comm_plan.runtime.engine.Engine`.
         find_unused_parameters: see there.
         second_moments: where VGC gets them from.
+        scaled: whether a ``GradScaler`` looks at the means before the optimizer does.
         on_reduced: is given the parameters of each bucket, on the communication thread,
             once their means are in ``.grad``; None: nothing is.
     """
@@ -82,6 +83,7 @@ class Setup:
     on_nonfinite: OnNonFinite
     find_unused_parameters: bool
     second_moments: SecondMoments | None
+    scaled: bool = False
     on_reduced: OnReduced | None = None
 
 
@@ -129,6 +131,11 @@ class Step:
         self.moments = Moments(setup.channel.device, len(setup.buckets))
         for bucket in setup.buckets:
             bucket.begin(number, density_floor)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of it has happened on this rank."""
+        return self.forward_pending or self.received or self.graph_task is not None
 
     # During backward
 
@@ -242,7 +249,7 @@ class Step:
         setup = self._setup
         if setup.channel.world_size == 1:
             return None
-        if not self._has_flags and setup.on_nonfinite == "propagate":
+        if not self._has_flags and setup.on_nonfinite != "skip":
             return "a dense plan does not tell them: pass on_nonfinite='skip'"
         told_by_last = setup.buckets[-1].carries_flags or not self._has_flags
         if told_by_last and not self._unlaunched:
@@ -268,11 +275,17 @@ class Step:
         for bucket in self._setup.buckets:
             bucket.settle()
 
-    def refuse(self, refusal: Refusal) -> str:
+    def refuse(self, refusal: Refusal, late: bool = False) -> str:
         """Keep states as if nothing had been sent; replace the means.
 
-        By nothing where a backward failed; else as configured. Second moments of
-        gradients that were not sent are forgotten.
+        By nothing where a backward failed; else as configured. A ``GradScaler`` has to
+        find NaN instead, as it wants to see gradients. Second moments of gradients that
+        were not sent are forgotten.
+
+        Args:
+            refusal: why.
+            late: no scaler will look at these means: it has, or another backward comes
+                first.
 
         Returns:
             What happened, in words.
@@ -280,9 +293,14 @@ class Step:
         if self._setup.second_moments is not None:
             self._setup.second_moments.reset()
         skip = refusal.backward_failed or self._setup.on_nonfinite == "skip"
+        if self._setup.scaled:
+            skip = late
         for bucket in self._setup.buckets:
             bucket.compressor.undo()
-            bucket.refuse(None if skip else torch.nan)
+            if skip:
+                bucket.drop_means()
+            else:
+                bucket.spoil_means(missing_too=self._setup.scaled)
         names = self._guard.names
         where = f" in {', '.join(names[:3])}" if names else ""
         return f"step {self._number}: {refusal.culprit}{where}"
@@ -358,16 +376,18 @@ class Step:
 
         Sums of dense buckets are the same on all ranks, so looking at them needs no
         communication; with ``propagate`` they are left to the user's own check, unless
-        other buckets have to take back what was sent with them.
+        something has to be taken back that was sent with them.
         """
         ranks = self._setup.channel.world_size
         if flag > ranks:
             return _failed(flag - 1 - ranks)
         if flag:
             return Refusal(f"rank {flag - 1} had inf or NaN gradients")
-        if self._setup.on_nonfinite == "propagate" and not self._is_guarded:
+        buckets = self._setup.buckets
+        keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
+        if self._setup.on_nonfinite == "propagate" and not keeps:
             return None
-        for bucket in self._setup.buckets:
+        for bucket in buckets:
             if bucket.compressor.carries_nonfinite and not bucket.is_finite():
                 return Refusal("some rank had inf or NaN gradients")
         return None

@@ -208,9 +208,17 @@ class TorchTransport(Transport):
         return self
 
     def close(self) -> None:
-        """Destroy the process group if this transport made it."""
-        if self._owns_group:
+        """Destroy the process group if this transport made it, and it is still there.
+
+        It is not once torch's default one was destroyed, and all others with it.
+        """
+        if not self._owns_group:
+            return
+        try:
             dist.destroy_process_group(self._group)
+        except ValueError as error:
+            if str(error) != "Invalid process group specified":
+                raise
 
 
 @contextmanager

@@ -76,6 +76,20 @@ def test_fitting_goes_on_from_the_residuals_of_its_checkpoint(strategy, checkpoi
     assert residual(strategy).equal(left)
 
 
+def test_a_checkpoint_after_fitting_holds_the_residuals(strategy, tmp_path):
+    strategy.configure_ddp()
+    left = step(strategy)
+    strategy.teardown()
+    strategy.save_checkpoint({}, tmp_path / "after.ckpt")
+    strategy.load_checkpoint(tmp_path / "after.ckpt")
+    strategy.save_checkpoint({}, tmp_path / "of what was loaded.ckpt")
+    strategy.configure_ddp()
+    assert residual(strategy).equal(left)
+    strategy.teardown()
+    loaded = strategy.load_checkpoint(tmp_path / "of what was loaded.ckpt")
+    assert "comm_plan" not in loaded
+
+
 def test_fitting_does_not_begin_with_the_residuals_of_a_tested_checkpoint(
     strategy, checkpoint
 ):

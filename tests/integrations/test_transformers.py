@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from comm_plan.errors import InputError
 from comm_plan.plans import TopK
 from comm_plan.runtime import Engine
 from comm_plan.tests.integrations.programs import BATCH, Samples, WithLoss
@@ -30,8 +31,8 @@ def loaded(monkeypatch):
     return loads
 
 
-def train(folder, *, rate, steps=2, resume=None):
-    """Train with checkpoints in ``folder``; return the residual at the end."""
+def prepared(folder, *, rate, steps=2):
+    """Return a trainer with checkpoints in ``folder``, and its engines."""
     from transformers import Trainer, TrainingArguments
 
     from comm_plan.integrations.transformers import use_plan
@@ -50,7 +51,12 @@ def train(folder, *, rate, steps=2, resume=None):
     model = WithLoss()
     trainer = Trainer(model, arguments, train_dataset=Samples(4 * BATCH))
     plan = plan_for(model, 1, TopK(density=0.2), "allgather")
-    engines = use_plan(trainer, plan)
+    return trainer, use_plan(trainer, plan)
+
+
+def train(folder, *, resume=None, **options):
+    """Train with checkpoints in ``folder``; return the residual at the end."""
+    trainer, engines = prepared(folder, **options)
     trainer.train(resume_from_checkpoint=resume)
     (engine,) = engines.values()
     left = engine.remembered()[NAME]["residual"].clone()
@@ -76,3 +82,11 @@ def test_without_a_name_they_come_from_the_newest_of_its_own(tmp_path, loaded):
     train(tmp_path, rate=0.1, steps=3, resume=True)
     assert len(loaded) == 1
     assert torch.equal(loaded[0], left)
+
+
+def test_a_trial_of_a_search_is_not_trained_without_the_plan(tmp_path):
+    """A trainer makes another Accelerator for each."""
+    trainer, _ = prepared(tmp_path, rate=0.1)
+    trainer.create_accelerator_and_postprocess()
+    with pytest.raises(InputError, match="another Accelerator"):
+        trainer.train()

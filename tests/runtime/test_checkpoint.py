@@ -87,6 +87,31 @@ def test_what_an_optimizer_gathers_in_its_groups_goes_on(tmp_path):
         assert steps[-1].param_groups[0]["steps"] == count
 
 
+class Weighted(torch.optim.SGD):
+    """Keeps a tensor of several numbers in its groups."""
+
+    def __init__(self, parameters, weights):
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["weights"] = weights
+
+
+@pytest.mark.parametrize("asked", [[1.0, 2.0], [1.0, 3.0]], ids=["the same", "others"])
+def test_an_optimizer_may_keep_tensors_in_its_groups(tmp_path, asked):
+    optimizers = []
+
+    def optimizer(parameters):
+        weights = torch.tensor(asked if optimizers else [1.0, 2.0])
+        optimizers.append(Weighted(parameters, weights))
+        return optimizers[-1]
+
+    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+    for resume, count in ((False, 2), (True, 4)):
+        training = workload(world_size=1, optimizer=optimizer)
+        options = Options(steps=count, checkpoint=tmp_path, resume=resume)
+        train(training, plan, LocalTransport(), options)
+    assert optimizers[-1].param_groups[0]["weights"].tolist() == asked
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from comm_plan import parallelize
@@ -20,6 +21,7 @@ from comm_plan.runtime.second_moments.exact import NoExactSecondMoments
 from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.distributed import TorchTransport
 from comm_plan.transports.local import LocalTransport
 
 
@@ -381,6 +383,39 @@ class Broken(LocalTransport):
 
     def all_reduce(self, tensor, operation="sum"):
         raise CollectiveError("all-reduce failed: connection reset")
+
+
+def test_an_engine_may_be_closed_after_the_process_group():
+    """As by a ``with`` block around a whole program, or by an ``atexit``."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = net()
+    engine = parallelize(model, plan_for(model, 1), transport=TorchTransport())
+    model(torch.ones(2, FEATURES)).sum().backward()
+    dist.destroy_process_group()
+    engine.close()
+
+
+class Unclosable(LocalTransport):
+    """Duplicates cannot be closed, and note that it was tried."""
+
+    def __init__(self, tried):
+        super().__init__()
+        self.tried = tried
+
+    def duplicate(self):
+        return Unclosable(self.tried)
+
+    def close(self):
+        self.tried.append(self)
+        raise OSError("not connected")
+
+
+def test_both_transports_are_closed_even_if_one_cannot_be():
+    model, tried = net(), []
+    engine = parallelize(model, plan_for(model, 1), transport=Unclosable(tried))
+    with pytest.raises(OSError, match="not connected"):
+        engine.close()
+    assert len(set(tried)) == 2
 
 
 def test_a_failed_collective_fails_the_steps_that_follow():

@@ -1,5 +1,7 @@
 """A plan is swapped between two steps, and nothing of the gradients is lost."""
 
+import copy
+
 import pytest
 import torch
 
@@ -66,6 +68,32 @@ def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
         sent = sum(step[parameter] for step in mixed[:pairs])
         whole = sum(step[parameter] for step in dense[:pairs])
         torch.testing.assert_close(sent, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["skip", "propagate"])
+def test_what_was_not_sent_outlives_an_overflow_under_the_next_dense_plan(on_nonfinite):
+    def rank(transport):
+        model = net()
+        sparse, dense = plan_for(model, 2, *SPARSE["topk"]), plan_for(model, 2)
+        with Engine(model, sparse, transport, on_nonfinite=on_nonfinite) as engine:
+            x = torch.ones(2, FEATURES) * (1 + transport.rank)
+            model(x).square().sum().backward()
+            engine.swap(dense, replan())
+            waiting = copy.deepcopy(engine.remembered())
+            assert any(kept["residual"].any() for kept in waiting.values())
+            model.zero_grad()
+            (model(x) * (torch.inf if transport.rank else 1.0)).sum().backward()
+            assert engine.last_step_skipped
+            model.zero_grad()
+            (model(x) * 0).sum().backward()
+            assert not engine.last_step_skipped
+            assert not engine.remembered()
+        for name, parameter in model.named_parameters():
+            mean = waiting[name]["residual"]
+            transport.all_reduce(mean)
+            torch.testing.assert_close(parameter.grad.flatten(), mean / 2)
+
+    run_ranks(2, rank)
 
 
 def test_second_moments_that_a_plan_did_not_want_are_not_the_next_ones():
