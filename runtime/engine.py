@@ -720,7 +720,7 @@ class Engine(Joinable):
 
     def _finish_step(self, *, late: bool = False) -> None:
         """Wait for the buckets, then settle the step."""
-        if self._setup.find_unused_parameters:
+        if self._setup.find_unused_parameters and self._accumulated:
             places = _places(self.plan)
             self._current.take_accumulated(
                 place for place in places if place.name in self._accumulated

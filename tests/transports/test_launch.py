@@ -57,7 +57,7 @@ def test_the_ranks_get_torchruns_variables(tmp_path):
 
 def test_the_ranks_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(launch, "_cores", lambda: 7)
+    monkeypatch.setattr(launch, "cores", lambda: 7)
     run_local(python(SAVE_ENVIRONMENT, tmp_path), 3)
     assert {rank["OMP_NUM_THREADS"] for rank in environments(tmp_path)} == {"2"}
 
