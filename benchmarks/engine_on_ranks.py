@@ -2,8 +2,8 @@
 
 A convolutional network of about 10 million parameters that really computes, behind no
 link at all: what is left is what the engine itself costs. Both run in turns within one
-run, for 2 and for 4 ranks. Writes a table (Markdown) and the figures (JSON) to
-``benchmarks/results``.
+run, for 2 and for 4 ranks. Like DDP the engine does not look for inf and NaN. Writes a
+table (Markdown) and the figures (JSON) to ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.engine_on_ranks
 """
@@ -49,6 +49,7 @@ def measured(
     argv = module(
         "comm_plan.benchmarks.prediction_rounds", CNN, output, f"{PLAN}={plan}",
         "--rounds", rounds, "--iterations", iterations, "--ddp", DDP,
+        "--on-nonfinite", "propagate",
     )  # fmt: skip
     if run_local(argv, ranks):
         raise RuntimeError(f"a rank of {ranks} failed")

@@ -67,12 +67,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--ddp", nargs="+", choices=tuple(HOOKS), default=list(HOOKS))
+    parser.add_argument("--on-nonfinite", choices=("skip", "propagate"), default="skip")
     arguments = parser.parse_args()
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
     seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:
-        trials = Trials(load(arguments.workload), transport)
+        trials = Trials(
+            load(arguments.workload), transport, on_nonfinite=arguments.on_nonfinite
+        )
         for _ in range(arguments.rounds):
             for name in (*seconds, *reversed(seconds)):
                 if name in HOOKS:

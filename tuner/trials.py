@@ -30,6 +30,7 @@ from comm_plan.runtime.second_moments.choice import (
     micro_batches,
     needed,
 )
+from comm_plan.runtime.step import OnNonFinite
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
@@ -75,6 +76,7 @@ class Trials:
         transport: the ranks.
         seed: of the data and of stochastic compressors.
         find_unused_parameters: see :class:`~comm_plan.runtime.engine.Engine`.
+        on_nonfinite: likewise.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class Trials:
         seed: int = 0,
         *,
         find_unused_parameters: bool = False,
+        on_nonfinite: OnNonFinite = "skip",
     ) -> None:
         self._workload = workload
         self._transport = transport
         self._seed = seed
         self._find_unused_parameters = find_unused_parameters
+        self._on_nonfinite: OnNonFinite = on_nonfinite
         self._model = training(workload.model.to(transport.device))
         self._parts: int | None = None
 
@@ -134,7 +138,7 @@ class Trials:
                     plan,
                     ranks,
                     seed=chosen,
-                    on_nonfinite="skip",
+                    on_nonfinite=self._on_nonfinite,
                     find_unused_parameters=self._find_unused_parameters,
                     gradient_as_bucket_view=True,
                     optimizer=optimizer,
