@@ -813,6 +813,7 @@ def _plan_for_these(
     """
     from comm_plan.planner import replan
     from comm_plan.plans import Network, Plan, Profile
+    from comm_plan.plans.link import link_text
 
     here, plan = place(), Plan.load(path)
     said = []
@@ -825,8 +826,8 @@ def _plan_for_these(
         plan = replan(plan, *documents, here.world_size)
     if plan.emulated_link != link:
         said.append(
-            f"{path} is for {plan.emulated_link or 'a real network'}, this run is on "
-            f"{link or 'a real network'}"
+            f"{path} is for {link_text(plan.emulated_link)}, this run is on "
+            f"{link_text(link)}"
         )
     for line in said if here.rank == 0 else ():
         screen.say(line)

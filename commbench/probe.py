@@ -71,8 +71,8 @@ def seconds(transport: Transport, collective: str, nbytes: int) -> float:
     kind = COLLECTIVES[collective].operation
     if nbytes > kind.largest_nbytes:
         return 0.0
-    step = kind.granularity(transport.world_size)
-    operation = kind(transport, -(-nbytes // step) * step)
+    whole = sweep.whole_nbytes(kind, nbytes, transport.world_size)
+    operation = kind(transport, whole)
     own_s = min(elapsed_s(transport, operation.run) for _ in range(TRIES))
     slowest_s: float = max(transport.gather_objects(own_s))
     return slowest_s

@@ -177,14 +177,23 @@ def _points(
 def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
     check_known([collective])
     operation = COLLECTIVES[collective].operation
-    step = operation.granularity(world_size)
-    fitting = [-(-s // step) * step for s in sizes if s <= operation.largest_nbytes]
+    fitting = [
+        whole_nbytes(operation, nbytes, world_size)
+        for nbytes in sizes
+        if nbytes <= operation.largest_nbytes
+    ]
     if not fitting:
         raise InputError(
             f"{collective} is measured up to {operation.largest_nbytes} bytes, the "
             f"smallest size is {min(sizes)}: give smaller sizes or leave it out"
         )
     return fitting
+
+
+def whole_nbytes(operation: type[Operation], nbytes: int, world_size: int) -> int:
+    """Return ``nbytes``, rounded up to whole elements on every rank."""
+    step = operation.granularity(world_size)
+    return -(-nbytes // step) * step
 
 
 def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:

@@ -24,7 +24,7 @@ from comm_plan.plans import Plan, as_plan
 from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.entry import EngineOptions
-from comm_plan.runtime.state import EngineState, on_cpu
+from comm_plan.runtime.state import EngineState, gathered, on_cpu
 from comm_plan.transports.connect import current_transport
 
 KEY = "comm_plan"
@@ -84,9 +84,7 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
             checkpoint[KEY] = self.engine.gathered_state()
         elif self._left is not None:
             ranks = current_transport(as_plan(self._plan).backend)
-            for part in ranks.gather_objects(self._left["ranks"]):
-                self._left["ranks"].update(part)
-            checkpoint[KEY] = self._left
+            checkpoint[KEY] = gathered(self._left, ranks)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:

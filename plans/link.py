@@ -19,6 +19,11 @@ _FORM = re.compile(
 )
 
 
+def link_text(link: EmulatedLink | None) -> str:
+    """Return what messages call a link, also one that is not emulated."""
+    return str(link or "a real network")
+
+
 class EmulatedLink(Value):
     """Every rank's link to all others: its speed in each direction, and its latency."""
 

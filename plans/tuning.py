@@ -22,6 +22,9 @@ from comm_plan.plans.plan import PlannedModel
 
 Objective = Literal["time", "loss"]
 
+LARGEST_LOSS = 1e300
+"""A larger one in a curve stands for one that was not finite: documents hold no NaN."""
+
 
 class Round(Value):
     """Iterations of a plan in one round without warm-up, the mean of the ranks."""

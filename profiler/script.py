@@ -125,8 +125,7 @@ class profile:
         self._batch_size = batch_size
         self._compressors = compressors
         self._device = next(iter(self._parameters.values())).device
-        if self._device.type == "cpu":
-            keep_memory()
+        keep_memory(self._device)
         self._steps = _Steps(self._parameters, self._device)
 
     def __enter__(self) -> Self:

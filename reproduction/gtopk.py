@@ -5,6 +5,8 @@ The model is :mod:`comm_plan.reproduction.gtopk_cluster`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from comm_plan import units
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.reproduction.gtopk_cluster import (
@@ -206,8 +208,7 @@ def overlaps() -> Section:
     for ranks in WORKERS[:-1]:
         cells = []
         for freedom in TAILS.values():
-            found = [overlap(ranks, freedom, 0.1, 100, seed) for seed in range(DRAWS)]
-            indices, mass = (sum(each) / DRAWS for each in zip(*found, strict=True))
+            indices, mass = _means(overlap, ranks, freedom, 0.1, 100)
             cells.append(f"{indices:.0%}, {mass:.0%}")
         rows.append((f"{ranks} ranks", *cells))
     return Section(
@@ -221,16 +222,26 @@ def overlaps() -> Section:
     )
 
 
+def _means(
+    shares: Callable[..., tuple[float, float]],
+    ranks: int,
+    freedom: float,
+    shared: float,
+    k: int,
+) -> tuple[float, float]:
+    """Return the means over the draws of what ``shares`` returns."""
+    found = [shares(ranks, freedom, shared, k, seed) for seed in range(DRAWS)]
+    one, other = (sum(each) / DRAWS for each in zip(*found, strict=True))
+    return one, other
+
+
 def put_back() -> Section:
     """Return what the printed rule of putting back loses."""
     rows = []
     for ranks in (2, *WORKERS[:-1]):
         cells, ours = [], []
         for freedom in TAILS.values():
-            found = [lost(ranks, freedom, 0.5, 1000, seed) for seed in range(DRAWS)]
-            printed_share, own_share = (
-                sum(each) / DRAWS for each in zip(*found, strict=True)
-            )
+            printed_share, own_share = _means(lost, ranks, freedom, 0.5, 1000)
             cells.append(units.percent(printed_share))
             ours.append(own_share)
         rows.append((f"{ranks} ranks", *cells, f"{max(ours):.0e}"))

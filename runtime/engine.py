@@ -70,7 +70,7 @@ from comm_plan.runtime.refusals import (
     check_never_refused,
     check_options,
 )
-from comm_plan.runtime.state import EngineState, Remembered, on_cpu, share_of
+from comm_plan.runtime.state import EngineState, Remembered, gathered, share_of
 from comm_plan.runtime.step import (
     OnNonFinite,
     OnReduced,
@@ -167,8 +167,7 @@ class Engine(Joinable):
             transport,
         )
         close_owner_of(model)
-        if transport.device.type == "cpu":
-            keep_memory()
+        keep_memory(transport.device)
         self.model = model
         self.plan = plan
         self.step = 0
@@ -308,10 +307,7 @@ class Engine(Joinable):
 
         They are in main memory.
         """
-        state = self.state_dict()
-        for ranks in self._transport.gather_objects(on_cpu(state["ranks"])):
-            state["ranks"].update(ranks)
-        return state
+        return gathered(self.state_dict(), self._transport)
 
     def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan.

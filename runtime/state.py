@@ -9,6 +9,7 @@ import torch
 
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
+from comm_plan.transports.base import Transport
 
 Remembered = dict[str, dict[str, torch.Tensor]]
 """What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
@@ -39,6 +40,14 @@ def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
         }
         for rank, part in ranks.items()
     }
+
+
+def gathered(state: EngineState, ranks: Transport) -> EngineState:
+    """Return ``state`` with the parts of all ranks, in main memory; all call it."""
+    parts = dict(state["ranks"])
+    for part in ranks.gather_objects(on_cpu(parts)):
+        parts.update(part)
+    return {**state, "ranks": parts}
 
 
 def share_of(

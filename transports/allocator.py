@@ -21,6 +21,8 @@ import os
 import sys
 from functools import cache
 
+import torch
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's ``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD``."""
 
@@ -30,9 +32,13 @@ _LARGEST_PIECE = 2**25
 
 
 @cache
-def keep_memory() -> None:
-    """Let this process keep what it frees, where its allocator is glibc's."""
-    if sys.platform != "linux" or _is_decided():
+def keep_memory(device: torch.device) -> None:
+    """Let this process keep what it frees, where its allocator is glibc's.
+
+    Args:
+        device: where it trains; on others than the CPU this is not what takes time.
+    """
+    if device.type != "cpu" or sys.platform != "linux" or _is_decided():
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

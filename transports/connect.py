@@ -76,8 +76,7 @@ def connect(
     name = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     engine = find_backend(name)
     placed_on = _device(engine.device, device, here)
-    if placed_on.type == "cpu":
-        keep_memory()
+    keep_memory(placed_on)
     if here.world_size == 1:
         with _as_current(LocalTransport(placed_on)) as transport:
             yield transport

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from comm_plan.plans import Curve
+from comm_plan.plans.tuning import LARGEST_LOSS
 from comm_plan.profiler.timings import SecondsArray
 
 SMOOTHED = 10
@@ -25,7 +26,7 @@ POINTS = 200
 """Points of a curve that are kept at most."""
 
 DIVERGED = float(np.finfo(float).max)
-"""Ends the curve of a run whose loss did not stay finite: documents hold no NaN."""
+"""Ends the curve of a run whose loss did not stay finite."""
 
 
 def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
@@ -54,7 +55,7 @@ def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
 
 def stayed_finite(run: Curve) -> bool:
     """Return whether the loss of ``run`` was finite to its end."""
-    return run.losses[-1] < DIVERGED
+    return run.losses[-1] <= LARGEST_LOSS
 
 
 def seconds_to(loss: float, run: Curve) -> float:

@@ -29,6 +29,7 @@ from comm_plan.plans import (
     Trial,
     Tuning,
 )
+from comm_plan.plans.link import link_text
 from comm_plan.plans.tuning import Objective
 from comm_plan.runtime import randomness
 from comm_plan.runtime.momentum import can_be_corrected
@@ -276,7 +277,7 @@ def _compare(network: Network, transport: Transport) -> None:
 
 
 def _described(backend: str, link: EmulatedLink | None) -> str:
-    return f"{link or 'a real network'} by {backend}"
+    return f"{link_text(link)} by {backend}"
 
 
 def _for_these(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from comm_plan import units
 from comm_plan.plans import Curve, Trial, Tuning
+from comm_plan.plans.tuning import LARGEST_LOSS
 from comm_plan.report.page.axes import linear
 from comm_plan.report.page.blocks import (
     NONE,
@@ -28,9 +29,6 @@ HEADER = (
     "plan", "gradients", "predicted", "measured", "measured / predicted",
     "against the baseline", "rounds: median, p95, iterations",
 )  # fmt: skip
-
-LARGEST = 1e300
-"""A larger loss is not drawn: ``tune`` writes it for one that is not finite."""
 
 
 def tuning(given: Given) -> Section | None:
@@ -150,7 +148,11 @@ def _learning(judged: Sequence[Trial]) -> Block:
     return chart(
         "training loss over seconds of training",
         linear("seconds of training", (p.x for p in points), units.round_seconds),
-        linear("mean loss over a tenth of the run", (p.y for p in points), _plain),
+        linear(
+            "mean loss over a tenth of the run",
+            (p.y for p in points),
+            "{:.4g}".format,
+        ),
         curves,
         note=f"Diverged: {'; '.join(diverged)}." if diverged else "",
     )
@@ -169,8 +171,4 @@ def _training(trial: Trial, curve: Curve) -> str:
 
 
 def _is_finite(loss: float) -> bool:
-    return abs(loss) <= LARGEST
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
+    return abs(loss) <= LARGEST_LOSS

@@ -72,6 +72,16 @@ class Counting(torch.optim.SGD):
         super().step(closure)
 
 
+def train_twice(folder, optimizer, before, after):
+    """Train so many steps, then resume up to so many; yield the number after each."""
+    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+    for resume, count in ((False, before), (True, after)):
+        training = workload(world_size=1, optimizer=optimizer)
+        options = Options(steps=count, checkpoint=folder, resume=resume)
+        train(training, plan, LocalTransport(), options)
+        yield count
+
+
 def test_what_an_optimizer_gathers_in_its_groups_goes_on(tmp_path):
     steps = []
 
@@ -79,11 +89,7 @@ def test_what_an_optimizer_gathers_in_its_groups_goes_on(tmp_path):
         steps.append(Counting(parameters))
         return steps[-1]
 
-    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
-    for resume, count in ((False, 2), (True, 5)):
-        training = workload(world_size=1, optimizer=optimizer)
-        options = Options(steps=count, checkpoint=tmp_path, resume=resume)
-        train(training, plan, LocalTransport(), options)
+    for count in train_twice(tmp_path, optimizer, 2, 5):
         assert steps[-1].param_groups[0]["steps"] == count
 
 
@@ -104,11 +110,8 @@ def test_an_optimizer_may_keep_tensors_in_its_groups(tmp_path, asked):
         optimizers.append(Weighted(parameters, weights))
         return optimizers[-1]
 
-    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
-    for resume, count in ((False, 2), (True, 4)):
-        training = workload(world_size=1, optimizer=optimizer)
-        options = Options(steps=count, checkpoint=tmp_path, resume=resume)
-        train(training, plan, LocalTransport(), options)
+    for _ in train_twice(tmp_path, optimizer, 2, 4):
+        pass
     assert optimizers[-1].param_groups[0]["weights"].tolist() == asked
 
 

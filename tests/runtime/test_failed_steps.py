@@ -201,6 +201,19 @@ def scaled_iteration(model, scaler, optimizer, loss):
     scaler.update()
 
 
+def with_scalers(loop, method, on_nonfinite):
+    """Return a scaler for each of two ranks, and what trains as one by its own."""
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
+
+    def rank(transport):
+        scaler = scalers[transport.rank]
+        return trained(
+            transport, loop, method, on_nonfinite=on_nonfinite, grad_scaler=scaler
+        )
+
+    return scalers, rank
+
+
 @pytest.mark.parametrize("on_nonfinite", ["skip", "propagate"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_scaler_skips_a_step_with_inf_on_all_ranks(method, on_nonfinite):
@@ -212,14 +225,7 @@ def test_a_scaler_skips_a_step_with_inf_on_all_ranks(method, on_nonfinite):
         assert equal_on_all([model.state_dict(), Norm().state_dict()])
         scaled_iteration(model, scaler, optimizer, loss_of(model, rank))
 
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
-
-    def rank(transport):
-        scaler = scalers[transport.rank]
-        return trained(
-            transport, loop, method, on_nonfinite=on_nonfinite, grad_scaler=scaler
-        )
-
+    scalers, rank = with_scalers(loop, method, on_nonfinite)
     assert equal_on_all(run_ranks(2, rank))
 
 
@@ -245,14 +251,7 @@ def test_a_scaler_skips_a_step_that_failed_on_one_rank(fail, method, on_nonfinit
         assert all(map(torch.equal, before, model.parameters()))
         assert scaler.get_scale() == 4.0
 
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
-
-    def rank(transport):
-        scaler = scalers[transport.rank]
-        return trained(
-            transport, loop, method, on_nonfinite=on_nonfinite, grad_scaler=scaler
-        )
-
+    scalers, rank = with_scalers(loop, method, on_nonfinite)
     assert equal_on_all(run_ranks(2, rank))
 
 

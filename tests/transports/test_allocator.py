@@ -16,7 +16,7 @@ from comm_plan.transports.allocator import keep_memory
 def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-keep_memory()
+keep_memory(torch.device("cpu"))
 for _ in range(10):
     before = pages()
     tensors = [torch.ones(5 * 2**20) for _ in range(4)]
