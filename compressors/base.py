@@ -192,6 +192,13 @@ class Compressor(ABC, Generic[SpecT]):
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
 
+    def is_finite(self) -> bool:
+        """Return whether no mean holds inf or NaN, if it ``carries_nonfinite``.
+
+        Equal on all ranks. Without ``carries_nonfinite`` there is nothing to look at.
+        """
+        return True
+
     def sparse_mean(self, index: int) -> torch.Tensor:
         """Return the mean of tensor ``index``, sparse, if it takes rows."""
         raise NotImplementedError

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.finite import is_finite
 from comm_plan.plans.compression import Dense
 
 
@@ -36,6 +37,7 @@ class DenseCompressor(Compressor[Dense]):
         self._numels = [slot.numel for slot in self.slots]
         self.buffer = torch.empty(0)
         self._views: tuple[torch.Tensor, ...] = ()
+        self._mean = self.buffer
         self._means: tuple[torch.Tensor, ...] = ()
 
     def allocate(self, dtype: torch.dtype) -> None:
@@ -70,7 +72,12 @@ class DenseCompressor(Compressor[Dense]):
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the summed buffer, which may be the one that was sent."""
-        self._means = torch.split(messages[0][0], self._numels)
+        self._mean = messages[0][0]
+        self._means = torch.split(self._mean, self._numels)
+
+    def is_finite(self) -> bool:
+        """Look at the whole bucket at once."""
+        return is_finite(self._mean)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Copy the mean to ``out``, unless it is there already."""

@@ -20,6 +20,7 @@ import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.chunks import in_chunks
+from comm_plan.compressors.finite import is_finite
 from comm_plan.plans.compression import Half
 
 
@@ -36,6 +37,7 @@ class HalfCompressor(Compressor[Half]):
             sum(self._numels), dtype=getattr(torch, spec.summed), device=context.device
         )
         self._views = torch.split(self._buffer, self._numels)
+        self._mean = self._buffer
         self._means: tuple[torch.Tensor, ...] = ()
 
     def add(
@@ -54,7 +56,12 @@ class HalfCompressor(Compressor[Half]):
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the summed buffer."""
-        self._means = torch.split(messages[0][0], self._numels)
+        self._mean = messages[0][0]
+        self._means = torch.split(self._mean, self._numels)
+
+    def is_finite(self) -> bool:
+        """Look at the 16-bit means of the whole bucket at once."""
+        return is_finite(self._mean)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Cast the mean back into ``out``."""

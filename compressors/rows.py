@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.finite import is_finite
 from comm_plan.plans.compression.rows import Rows
 
 
@@ -69,6 +70,10 @@ class RowsCompressor(Compressor[Rows]):
                     check_invariants=False,
                 ).coalesce()
             )
+
+    def is_finite(self) -> bool:
+        """Look at the rows that are there."""
+        return all(is_finite(mean.values()) for mean in self._means)
 
     def sparse_mean(self, index: int) -> torch.Tensor:
         """Return the mean of tensor ``index`` as a sparse tensor of its own."""

@@ -20,7 +20,6 @@ from comm_plan.compressors.momentum import Momentum
 from comm_plan.plans import Bucket, Plan
 from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
 from comm_plan.runtime.flat import flat, shaped
-from comm_plan.runtime.guard import is_finite
 from comm_plan.runtime.momentum import MomentumOf
 from comm_plan.runtime.state import Remembered
 from comm_plan.runtime.status import Flagged
@@ -179,11 +178,6 @@ class BucketExchange:
     def settle(self) -> None:
         """Forget what was carried over from another plan: it has been applied."""
         self._carried.clear()
-
-    def is_finite(self) -> bool:
-        """Return whether no written mean holds inf or NaN."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return all(is_finite(_values(gradient)) for gradient in gradients)
 
     def drop_means(self) -> None:
         """Leave no parameter a gradient."""

@@ -44,7 +44,6 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from typing_extensions import Self
 
-from comm_plan.compressors.base import RESIDUAL, VELOCITY
 from comm_plan.errors import CollectiveError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
@@ -58,18 +57,14 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
-from comm_plan.runtime.momentum import (
-    ChangeOfSides,
-    TakenMomentum,
-    can_be_corrected,
-    taken_over,
-)
+from comm_plan.runtime.momentum import TakenMomentum, can_be_corrected, taken_over
 from comm_plan.runtime.ownership import claim, close_owner_of, release
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
     check_options,
 )
+from comm_plan.runtime.sides import change_of_sides, velocities
 from comm_plan.runtime.state import EngineState, Remembered, gathered, share_of
 from comm_plan.runtime.step import (
     OnNonFinite,
@@ -210,7 +205,7 @@ class Engine(Joinable):
             )
             self._execute(plan)
             if self._momentum is not None:
-                own = self._velocities(self.remembered())
+                own = velocities(model, self.remembered())
                 self._momentum.before_compression = own.keys()
             opened.callback(self._stop)
             broadcast_tensors(self._transport, list(model.parameters()))
@@ -331,7 +326,7 @@ class Engine(Joinable):
         self._scale = state["scale"]
         for bucket in self.buckets:
             bucket.load_state(remembered)
-        self._change_sides(self._velocities(remembered))
+        self._change_sides(velocities(self.model, remembered))
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
@@ -466,47 +461,27 @@ class Engine(Joinable):
     def _change_sides(self, before: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Bring momentum to where the plan applies it, now or after a step to come.
 
-        A residual that waits behind it has had its momentum, one before it has not.
-
         Args:
             before: this rank's velocities under the last plan, flat.
         """
         remembered = self.remembered()
-        after = self._velocities(remembered)
+        after = velocities(self.model, remembered)
         if self._momentum is None and before.keys() - after.keys():
             self._momentum = self._momentum_to_give_back()
         if self._momentum is None:
             return
-        to_buffers = {}
-        for name, parameter in trainable(self.model).items():
-            if parameter in before and parameter not in after:
-                mean = before[parameter].to(parameter.device, copy=True)
-                self._transport.all_reduce(mean)
-                to_buffers[parameter] = mean.div_(self._transport.world_size)
-                factor = self._momentum.of(parameter).factor
-                remembered[name][RESIDUAL].mul_(1 - factor)
-            elif parameter in after and parameter not in before:
-                factor = self._momentum.of(parameter).factor
-                if factor < 1:  # else there is no end to what it would add
-                    remembered[name][RESIDUAL].div_(1 - factor)
         self._momentum.after_step(
-            ChangeOfSides(
-                to_buffers=to_buffers,
-                to_velocities={p: v for p, v in after.items() if p not in before},
-                before_compression=after.keys(),
-                scale=self._scale,
+            change_of_sides(
+                self.model,
+                self._momentum,
+                before,
+                remembered,
+                self._transport,
+                self._scale,
             )
         )
         if not self._stepped_since_update:
             self._settle_momentum()
-
-    def _velocities(self, remembered: Remembered) -> dict[nn.Parameter, torch.Tensor]:
-        """Return the velocities of momentum correction that there are, flat."""
-        return {
-            parameter: remembered[name][VELOCITY]
-            for name, parameter in trainable(self.model).items()
-            if VELOCITY in remembered.get(name, {})
-        }
 
     def _momentum_to_give_back(self) -> TakenMomentum | None:
         """Return that of the optimizer, whose own it will be; None: it cannot be."""

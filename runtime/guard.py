@@ -61,8 +61,3 @@ def _size(gradient: torch.Tensor, second_moment: torch.Tensor | None) -> torch.T
     """Return a number that is finite if, and only if, both may be remembered."""
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
     return norm if second_moment is None else norm + second_moment.sum()
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` holds neither inf nor NaN; one pass if so."""
-    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

@@ -123,6 +123,7 @@ class Step:
         self._number = number
         self._guard = Guard()
         self._given_up = False
+        self._finite = True
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
         self._launched: list[Pending[torch.Tensor | None]] = []
         self._own_flags: torch.Tensor | None = (
@@ -230,7 +231,10 @@ class Step:
         flags = self._end()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
-        return self._refusal(flags[0])
+        refusal = self._refusal(flags[0])
+        if refusal is None and not self._finite:
+            return Refusal("some rank had inf or NaN gradients")
+        return refusal
 
     def take_accumulated(self, places: Iterable[ParameterPlace]) -> None:
         """Take the gradients that earlier backwards left, and this one did not touch.
@@ -316,8 +320,24 @@ class Step:
                     add(index)
             self._launch(bucket)
         self._exchange_flags()
+        self._look_at_means()
         self.wait()
         return self._highest_flags()
+
+    def _look_at_means(self) -> None:
+        """Look for inf and NaN in each bucket while later ones are under way.
+
+        Sums of dense buckets are the same on all ranks, so this needs no communication;
+        with ``propagate`` they are left to the user's own check, unless something has
+        to be taken back that was sent with them.
+        """
+        buckets = self._setup.buckets
+        keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
+        if self._setup.on_nonfinite == "propagate" and not keeps:
+            return
+        for bucket, pending in zip(buckets, self._launched, strict=False):
+            pending.wait()
+            self._finite &= bucket.compressor.is_finite()
 
     def _flags(self) -> torch.Tensor | None:
         """Return what all ranks must know of this one; None: nothing.
@@ -372,24 +392,12 @@ class Step:
                 bucket.write_late(index)
 
     def _refusal(self, flag: int) -> Refusal | None:
-        """Return why this step is refused, None if it is not.
-
-        Sums of dense buckets are the same on all ranks, so looking at them needs no
-        communication; with ``propagate`` they are left to the user's own check, unless
-        something has to be taken back that was sent with them.
-        """
+        """Return why some rank wants this step to be refused; None: none does."""
         ranks = self._setup.channel.world_size
         if flag > ranks:
             return _failed(flag - 1 - ranks)
         if flag:
             return Refusal(f"rank {flag - 1} had inf or NaN gradients")
-        buckets = self._setup.buckets
-        keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
-        if self._setup.on_nonfinite == "propagate" and not keeps:
-            return None
-        for bucket in buckets:
-            if bucket.compressor.carries_nonfinite and not bucket.is_finite():
-                return Refusal("some rank had inf or NaN gradients")
         return None
 
     def _parameters(self) -> Iterator[tuple[str, BucketExchange, int, bool]]:

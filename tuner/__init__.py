@@ -1,8 +1,8 @@
 """Tuning: what the planner predicts, tried for real on the user's own model.
 
 :func:`comm_plan.tuner.tune.tune` measures (profiler, commbench), lists what could be
-best within the model's error (``candidates``), runs those plans interleaved, the
-slower half dropped after each round (``halving``), each from the same state, which is
-restored afterwards (``trials``), and says what to do (``advice``). ``loss`` judges
-lossy plans by loss against seconds instead.
+best within the model's error (``candidates``), and holds a ``session``: it runs those
+plans interleaved, the slower half dropped after each round (``halving``), each from the
+same state, which is restored afterwards (``trials``), and says what to do (``advice``).
+``loss`` judges lossy plans by loss against seconds instead. What is left is ``tuned``.
 """

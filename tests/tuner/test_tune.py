@@ -23,10 +23,12 @@ from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
-from comm_plan.tuner import measuring
+from comm_plan.tuner import measuring, session
 from comm_plan.tuner import tune as module
+from comm_plan.tuner.session import Options
 from comm_plan.tuner.trials import Block, Trials
-from comm_plan.tuner.tune import Options, Tuned, file_of, tune
+from comm_plan.tuner.tune import tune
+from comm_plan.tuner.tuned import Tuned, file_of
 
 SLOW = documents.network(
     2,
@@ -327,7 +329,7 @@ class Instant:
 @pytest.fixture
 def instant(monkeypatch):
     """Let trials take no time."""
-    monkeypatch.setattr(module, "Trials", Instant)
+    monkeypatch.setattr(session, "Trials", Instant)
     monkeypatch.setattr(Instant, "trained", [], raising=False)
     return monkeypatch
 
