@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 import torch
 
-from comm_plan.compressors.base import Compressor, Context, Message, Slot
+from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.chunks import in_chunks
-from comm_plan.compressors.finite import is_finite
+from comm_plan.compressors.summed import SummedCompressor
 from comm_plan.plans.compression import Half
 
 
-class HalfCompressor(Compressor[Half]):
+class HalfCompressor(SummedCompressor[Half]):
     """Sends 16-bit floats; ``spec.summed`` says which."""
 
     def __init__(
@@ -32,13 +32,7 @@ class HalfCompressor(Compressor[Half]):
     ) -> None:
         """Make the buffer."""
         super().__init__(spec, collective, slots, context)
-        self._numels = [slot.numel for slot in self.slots]
-        self._buffer = torch.zeros(
-            sum(self._numels), dtype=getattr(torch, spec.summed), device=context.device
-        )
-        self._views = torch.split(self._buffer, self._numels)
-        self._mean = self._buffer
-        self._means: tuple[torch.Tensor, ...] = ()
+        self.allocate(getattr(torch, spec.summed))
 
     def add(
         self,
@@ -49,19 +43,6 @@ class HalfCompressor(Compressor[Half]):
         """Divide by P in float32 and cast into the buffer."""
         for part, cast in in_chunks(gradient, self._views[index]):
             cast.copy_(part.float().mul(1.0 / self.context.world_size))
-
-    def encode(self) -> Message:
-        """Return one tensor [sum of numels] of 16-bit floats."""
-        return (self._buffer,)
-
-    def decode(self, messages: Sequence[Message]) -> None:
-        """Take the summed buffer."""
-        self._mean = messages[0][0]
-        self._means = torch.split(self._mean, self._numels)
-
-    def is_finite(self) -> bool:
-        """Look at the 16-bit means of the whole bucket at once."""
-        return is_finite(self._mean)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Cast the mean back into ``out``."""
