@@ -1,9 +1,10 @@
 """Iterations of all ranks together, timed in windows that lie apart.
 
 A machine is not equally fast all the time: ten seconds may be slow, or the ranks may
-wait for each other longer than usual. So iterations are timed in several windows, and
-other things are measured between them. Medians are taken of the iterations of all
-windows; of what is a difference of medians, the median of the windows.
+wait for each other longer than usual. So iterations are timed in several windows, from
+the beginning of all that is measured to its end, and other things between them. Medians
+are taken of the iterations of all windows; of what is a difference of medians, the
+median of the windows.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from comm_plan.profiler.timings import (
 from comm_plan.profiler.waiting import Rendezvous, waiting_s
 from comm_plan.transports.base import Transport
 
-WINDOWS = 3
+WINDOWS = 4
 """Of which one may be a bad one."""
 
-ITERATIONS = (30, 200)
+ITERATIONS = (40, 200)
 """In all windows unless told otherwise: fewest, and most where they are short."""
 
 LONG_ENOUGH_S = 5.0

@@ -61,7 +61,7 @@ def measure(
         transport: on several ranks: every rank calls this, and all get one profile.
         device: without a transport: ``cpu``, ``cuda`` or ``cuda:1``.
         kinds: which compressors to measure.
-        iterations: how many to measure, 20 or more; None: 30, and of short ones as
+        iterations: how many to measure, 20 or more; None: 40, and of short ones as
             many more as there is time for, 200 at most.
         warmup: how many to run before.
         progress: called with what is done, of how much, and what is going on.
@@ -99,19 +99,14 @@ def measure(
         lag_s = _lag_s(timed.trial, ranks)
         apart = Trial(workload, ranks)
         beside = contention(apart, ranks, numel)
+        found = ranks.gather_objects(apart.look())
         timed.window()
-        profile = assemble(
-            workload.name,
-            workload.batch_size,
-            timed.trial.parameters,
-            timed.of_ranks,
-            lag_s=lag_s,
-            waiting_s=timed.waiting_s(lag_s),
-        )
-    profile = with_findings(profile, ranks.gather_objects(apart.look()))
+        so_far = with_findings(_assembled(workload, timed, lag_s), found)
+        so_far = so_far.model_copy(update={"compression": costs})
+        costs = in_place(workload, so_far, ranks, watch("compressors in place"))
+        timed.window()
+        profile = with_findings(_assembled(workload, timed, lag_s), found)
     profile = profile.model_copy(update={"contention": beside, "compression": costs})
-    costs = in_place(workload, profile, ranks, watch("compressors in place"))
-    profile = profile.model_copy(update={"compression": costs})
     if PowerSgd in map(spec_class, kinds):
         profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
     if any(spec_class(kind).needs_second_moments for kind in kinds):
@@ -119,6 +114,18 @@ def measure(
     shares = ranks.gather_objects(stolen())
     told = [share for share in shares if share is not None]
     return profile.model_copy(update={"stolen": max(told, default=None)})
+
+
+def _assembled(workload: Measurable, timed: Iterations, lag_s: float) -> Profile:
+    """Return what the windows so far say."""
+    return assemble(
+        workload.name,
+        workload.batch_size,
+        timed.trial.parameters,
+        timed.of_ranks,
+        lag_s=lag_s,
+        waiting_s=timed.waiting_s(lag_s),
+    )
 
 
 def _lag_s(trial: Trial, ranks: Transport) -> float:

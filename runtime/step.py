@@ -335,7 +335,8 @@ class Step:
         keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
         if self._setup.on_nonfinite == "propagate" and not keeps:
             return
-        for bucket, pending in zip(buckets, self._launched, strict=False):
+        exchanges = self._launched[: len(buckets)]  # behind them the flags may travel
+        for bucket, pending in zip(buckets, exchanges, strict=True):
             pending.wait()
             self._finite &= bucket.compressor.is_finite()
 

@@ -51,7 +51,7 @@ def numbers(counted):
 
 
 def test_as_many_are_timed_as_were_asked_for(timed):
-    assert numbers(timed(20)) == [6, 7, 7]
+    assert numbers(timed(22)) == [5, 5, 6, 6]
 
 
 def test_short_ones_are_many(timed):
