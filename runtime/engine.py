@@ -475,6 +475,7 @@ class Engine(Joinable):
                 self.model,
                 self._momentum,
                 before,
+                after,
                 remembered,
                 self._transport,
                 self._scale,

@@ -1,4 +1,4 @@
-"""Momentum changes sides when a plan that corrects it follows one that does not.
+"""Momentum changes sides where of two plans in turn only one corrects it.
 
 One that corrects it applies momentum before compression, on each rank, to its own
 gradients; else the optimizer applies it after averaging
@@ -36,6 +36,7 @@ def change_of_sides(
     model: nn.Module,
     momentum: TakenMomentum,
     before: Mapping[nn.Parameter, torch.Tensor],
+    after: Mapping[nn.Parameter, torch.Tensor],
     remembered: Remembered,
     transport: Transport,
     scale: float,
@@ -46,12 +47,12 @@ def change_of_sides(
         model: the model.
         momentum: of its optimizer.
         before: this rank's velocities under the last plan, flat.
+        after: those under the new one, which are to be filled.
         remembered: by this rank under the new plan; its residuals are scaled to where
             they wait now.
         transport: the ranks.
         scale: of the loss, and so of velocities.
     """
-    after = velocities(model, remembered)
     to_buffers = {}
     for name, parameter in trainable(model).items():
         if parameter in before and parameter not in after:

@@ -123,7 +123,6 @@ class Step:
         self._number = number
         self._guard = Guard()
         self._given_up = False
-        self._finite = True
         self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
         self._launched: list[Pending[torch.Tensor | None]] = []
         self._own_flags: torch.Tensor | None = (
@@ -228,11 +227,13 @@ class Step:
             Why the step is refused; None: it counts.
         """
         self.moments.backward_end = self.moments.now()
-        flags = self._end()
+        self._launch_rest()
+        finite = self._means_are_finite()
+        flags = self._highest_flags()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
         refusal = self._refusal(flags[0])
-        if refusal is None and not self._finite:
+        if refusal is None and not finite:
             return Refusal("some rank had inf or NaN gradients")
         return refusal
 
@@ -267,7 +268,9 @@ class Step:
             Why it is refused, by this rank at least.
         """
         self._given_up = True
-        return self._refusal(self._end()[0]) or _failed(self._setup.channel.rank)
+        self._launch_rest()
+        flags = self._highest_flags()
+        return self._refusal(flags[0]) or _failed(self._setup.channel.rank)
 
     def wait(self) -> None:
         """Wait for the exchanges that are under way."""
@@ -309,8 +312,8 @@ class Step:
         where = f" in {', '.join(names[:3])}" if names else ""
         return f"step {self._number}: {refusal.culprit}{where}"
 
-    def _end(self) -> list[int]:
-        """Launch what is left, wait for everything, and return the highest flags."""
+    def _launch_rest(self) -> None:
+        """Launch what is left, and share the flags."""
         first = len(self._launched)
         rest = zip(self._unlaunched, self._used[first:], strict=True)
         for bucket, used_flags in rest:
@@ -320,11 +323,8 @@ class Step:
                     add(index)
             self._launch(bucket)
         self._exchange_flags()
-        self._look_at_means()
-        self.wait()
-        return self._highest_flags()
 
-    def _look_at_means(self) -> None:
+    def _means_are_finite(self) -> bool:
         """Look for inf and NaN in each bucket while later ones are under way.
 
         Sums of dense buckets are the same on all ranks, so this needs no communication;
@@ -334,11 +334,13 @@ class Step:
         buckets = self._setup.buckets
         keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
         if self._setup.on_nonfinite == "propagate" and not keeps:
-            return
+            return True
         exchanges = self._launched[: len(buckets)]  # behind them the flags may travel
         for bucket, pending in zip(buckets, exchanges, strict=True):
             pending.wait()
-            self._finite &= bucket.compressor.is_finite()
+            if not bucket.compressor.is_finite():
+                return False
+        return True
 
     def _flags(self) -> torch.Tensor | None:
         """Return what all ranks must know of this one; None: nothing.
@@ -379,7 +381,8 @@ class Step:
             self._launched.append(self._setup.thread.submit(exchange))
 
     def _highest_flags(self) -> list[int]:
-        """Return the largest of each flag over the ranks."""
+        """Wait for everything; return the largest of each flag over the ranks."""
+        self.wait()
         highest = self._launched[-1].wait()
         return [0] if highest is None else highest.tolist()
 
