@@ -16,7 +16,8 @@ Which thread calls, and on CUDA on which stream:
     parameter without a gradient the thread that ends the step.
 ``agree``, ``encode``, ``decode``, ``put_back``, the first ``write``
     The communication thread, on its own stream, which first waits for an event of the
-    stream on which the last ``add`` was queued.
+    stream on which the last ``add`` was queued; on the CPU also the thread that waits
+    for the exchange.
 ``undo``, ``state``, any other ``write``
     The training thread, between steps, after all exchanges of the step have ended.
 

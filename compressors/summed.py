@@ -45,7 +45,8 @@ class SummedCompressor(Compressor[SpecT]):
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the summed buffer, which may be the one that was sent."""
         self._mean = messages[0][0]
-        self._means = torch.split(self._mean, self._numels)
+        is_own = self._mean is self.buffer
+        self._means = self._views if is_own else self._mean.split(self._numels)
 
     def is_finite(self) -> bool:
         """Look at the whole bucket at once."""

@@ -2,7 +2,8 @@
 
 Gradients come and means go on the threads of the training loop; what lies between,
 :meth:`BucketExchange.exchange` and the first :meth:`BucketExchange.write`, runs on the
-communication thread. Nobody touches a bucket while it is under way.
+communication thread or, on the CPU, on the one that waits for it. Nobody else touches a
+bucket while it is under way.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class BucketExchange:
         self.compressor = build(planned.compressor, planned.collective, slots, context)
         self.sent_nbytes = 0
         self._share = share
+        self._handed_out: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._carried: dict[int, torch.Tensor] = {}
 
     @property
@@ -116,7 +118,7 @@ class BucketExchange:
     def exchange(
         self, transport: Transport, flags: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Combine this rank's message with everyone's (communication thread).
+        """Combine this rank's message with everyone's.
 
         Args:
             transport: the ranks.
@@ -141,7 +143,7 @@ class BucketExchange:
             return
         view = self.compressor.view(index) if self._share else None
         if view is not None:
-            _hand_out(parameter, view)
+            self._hand_out(index, view)
             return
         if parameter.grad is None or parameter.grad.is_conj():
             parameter.grad = torch.empty_like(
@@ -153,6 +155,19 @@ class BucketExchange:
         mean = flat(torch.empty_like(parameter))
         self.compressor.write(index, mean)
         parameter.grad.copy_(shaped(mean, parameter))
+
+    def _hand_out(self, index: int, view: torch.Tensor) -> None:
+        """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        known, mean = self._handed_out.get(index, (None, view))
+        if known is not view:
+            mean = shaped(view, parameter)
+            self._handed_out[index] = view, mean
+        if gradient is None or gradient.is_contiguous():
+            parameter.grad = mean
+        else:
+            gradient.copy_(mean)
 
     def write_late(self, index: int) -> None:
         """Add what was sent of parameter ``index``, which no rank used in this step.
@@ -276,12 +291,3 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
     """Return the numbers of ``gradient``, shared: all, or the rows that are there."""
     values = gradient._values() if gradient.is_sparse else gradient
     return torch.view_as_real(values) if values.is_complex() else values
-
-
-def _hand_out(parameter: nn.Parameter, mean: torch.Tensor) -> None:
-    """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
-    gradient = parameter.grad
-    if gradient is not None and not gradient.is_contiguous():
-        gradient.copy_(shaped(mean, parameter))
-    elif gradient is None or gradient.data_ptr() != mean.data_ptr():
-        parameter.grad = shaped(mean, parameter)

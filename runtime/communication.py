@@ -1,18 +1,27 @@
 """The one thread that talks to the other ranks while backward goes on.
 
-Jobs run in the order in which they are submitted, so every rank makes the same
-collectives in the same order. The first failure is kept: every later job fails with it
-at once, instead of waiting for ranks that are no longer there.
+Jobs run one after the other, in the order in which they are submitted, so every rank
+makes the same collectives in the same order. Who waits for a job does not sleep while
+none is running: on CPUs it runs what is next itself. Where more threads than cores want
+to run, this one gets a core milliseconds after it was woken, and who waits for it
+another one milliseconds after it is done.
+
+The first failure is kept: every later job fails with it at once, instead of waiting for
+ranks that are no longer there.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
+
+from comm_plan.errors import RunError
 
 Result = TypeVar("Result")
 
@@ -21,13 +30,23 @@ class Pending(Generic[Result]):
     """A submitted job: ``wait()`` returns its result or raises what it raised."""
 
     def __init__(
-        self, future: Future[Result], done: torch.cuda.Event | None = None
+        self,
+        future: Future[Result],
+        run_until: Callable[[Future[Result]], None],
+        done: torch.cuda.Event | None = None,
     ) -> None:
         self._future = future
+        self._run_until = run_until
         self._done = done
 
-    def wait(self) -> Result:
-        """Block until the job has ended; on CUDA, order the current stream after it."""
+    def wait(self, *, idle: bool = False) -> Result:
+        """Block until the job has ended; on CUDA, order the current stream after it.
+
+        Args:
+            idle: run no job meanwhile.
+        """
+        if not idle:
+            self._run_until(self._future)
         result = self._future.result()
         if self._done is not None:
             self._done.wait()
@@ -45,58 +64,102 @@ class CommunicationThread:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # Told by the thread itself, before its first job: the executor learns of it
-        # later. By a list, for what the thread holds it keeps alive.
-        self._threads: list[int] = []
-        self._executor = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="comm-plan",
-            initializer=_note_this_thread,
-            initargs=(self._threads,),
-        )
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._turn = threading.Lock()
+        self._runs_on: int | None = None
         self._failure: BaseException | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def submit(self, job: Callable[[], Result]) -> Pending[Result]:
-        """Queue ``job`` behind all earlier ones."""
-        if self._stream is None:
-            return Pending(self._executor.submit(self._run, job))
-        ready = torch.cuda.current_stream().record_event()
-        done = torch.cuda.Event()
-        future = self._executor.submit(self._run_on_stream, job, ready, done)
-        return Pending(future, done)
+    def submit(
+        self, job: Callable[[], Result], *, wake: bool = True
+    ) -> Pending[Result]:
+        """Queue ``job`` behind all earlier ones.
+
+        Args:
+            job: what to run.
+            wake: if False, and no job is running, none begins before somebody waits:
+                for who does so next.
+        """
+        future: Future[Result] = Future()
+        done = None
+        if self._stream is not None:
+            ready = torch.cuda.current_stream().record_event()
+            done = torch.cuda.Event()
+            job = partial(_run_on_stream, self._stream, job, ready, done)
+        self._jobs.append(partial(self._run, job, future))
+        # Who has the turn may have found no job just before this one came.
+        if wake or self._turn.locked() or self._stream is not None:
+            self._executor.submit(self._run_queued)
+        return Pending(future, self._run_until, done)
 
     @property
     def is_current(self) -> bool:
-        """Whether it is this thread that asks."""
-        return threading.get_ident() in self._threads
+        """Whether it is a job that asks."""
+        return self._runs_on == threading.get_ident()
 
     def close(self) -> None:
         """End the thread after the jobs that are queued."""
+        self._executor.submit(self._run_queued)
         self._executor.shutdown(wait=True)
 
-    def _run(self, job: Callable[[], Result]) -> Result:
-        if self._failure is not None:
-            raise self._failure
+    def _run_queued(self) -> None:
+        """Run the jobs that nobody has begun (on the thread)."""
+        with self._turn:
+            while self._jobs:
+                self._run_first()
+
+    def _run_until(self, future: Future[Result]) -> None:
+        """Run jobs until ``future`` has ended, if the thread runs none itself.
+
+        As the thread would: without the autocast of who waits.
+        """
+        if self._stream is not None:
+            return
+        if self._turn.acquire(blocking=False):
+            try:
+                with torch.autocast("cpu", enabled=False):
+                    while self._jobs and not future.done():
+                        self._run_first()
+            finally:
+                self._turn.release()
+
+    def _run_first(self) -> None:
+        self._runs_on = threading.get_ident()
         try:
-            return job()
+            self._jobs.popleft()()
+        finally:
+            self._runs_on = None
+
+    def _run(self, job: Callable[[], Result], future: Future[Result]) -> None:
+        """Run ``job``; ``future`` gets its end."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            result = job()
         except BaseException as error:
-            self._failure = error
-            raise
-
-    def _run_on_stream(
-        self,
-        job: Callable[[], Result],
-        ready: torch.cuda.Event,
-        done: torch.cuda.Event,
-    ) -> Result:
-        assert self._stream is not None
-        with torch.cuda.stream(self._stream):
-            ready.wait()
-            result = self._run(job)
-            done.record()
-        return result
+            self._failure = self._failure or _kept(error)
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
-def _note_this_thread(threads: list[int]) -> None:
-    threads.append(threading.get_ident())
+def _run_on_stream(
+    stream: torch.cuda.Stream,
+    job: Callable[[], Result],
+    ready: torch.cuda.Event,
+    done: torch.cuda.Event,
+) -> Result:
+    """Run ``job`` on ``stream``, between the two events."""
+    with torch.cuda.stream(stream):
+        ready.wait()
+        result = job()
+        done.record()
+    return result
+
+
+def _kept(error: BaseException) -> BaseException:
+    """Return what jobs fail with that follow one that ended so."""
+    if isinstance(error, Exception):
+        return error
+    return RunError("an exchange was interrupted: go on from a checkpoint")

@@ -12,8 +12,10 @@ from comm_plan.transports.base import Transport
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` detached and flat; of complex ones real parts and imaginary."""
-    tensor = tensor.detach().resolve_conj()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.flatten()
 
 
 def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,7 @@ def attach(
     attached = ExitStack()
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
-            _copyable(partial(_on_gradient, weakref.ref(hooks), place))
+            _OnGradient(weakref.ref(hooks), place)
         )
         attached.callback(handle.remove)
     on_optimizers = (
@@ -146,8 +146,15 @@ def attach(
     return attached
 
 
-class _Copyable:
-    """A hook that copies and pickles of what it is on do not take along."""
+class _NotCopied:
+    """What copies and pickles of a model or a parameter do not take along."""
+
+    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
+        return _NoHook, ()
+
+
+class _Copyable(_NotCopied):
+    """A hook of the model or of its outputs."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook
@@ -155,8 +162,22 @@ class _Copyable:
     def __call__(self, *arguments: object) -> None:
         self._hook(*arguments)
 
-    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
-        return _NoHook, ()
+
+class _OnGradient(_NotCopied):
+    """The hook of a parameter, unless the hooks' model is gone.
+
+    There are hundreds, each called in every step while the device waits for what
+    backward does next: nothing is wrapped around it that is not needed.
+    """
+
+    def __init__(self, hooks: weakref.ref[_Hooks], place: ParameterPlace) -> None:
+        self._hooks = hooks
+        self._place = place
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.on_gradient(self._place, parameter)
 
 
 @cache
@@ -280,13 +301,16 @@ class _Hooks:
         Raises:
             RunError: backward is compiled, and makes no such calls.
         """
+        awaited = None if self._awaited is None else self._awaited()
+        if awaited is not None:
+            return
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled is not None and compiled.in_compiled_autograd_region:
             raise RunError(
                 "backward is compiled (compiled autograd), which does not say when it "
                 "ends: compile the model only, and call backward outside"
             )
-        if self._awaited is not None and self._awaited() is None:
+        if self._awaited is not None:
             self._awaited = None
             self._callbacks.on_backward_lost()
         if self._callbacks.on_backward(torch._C._current_graph_task_id()):
@@ -307,15 +331,6 @@ class _End:
 
     def __call__(self) -> None:
         self._call()
-
-
-def _on_gradient(
-    weak_hooks: weakref.ref[_Hooks], place: ParameterPlace, parameter: nn.Parameter
-) -> None:
-    """Pass on a gradient unless the hooks' model is gone."""
-    hooks = weak_hooks()
-    if hooks is not None:
-        hooks.on_gradient(place, parameter)
 
 
 def _on_any_optimizer(

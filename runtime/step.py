@@ -9,7 +9,8 @@ reset and none to be forgotten.
    and writes the means to ``.grad``.
 2. After backward (:meth:`Step.finish`) the buckets that are not complete get zeros and
    are launched too. With the last one, or behind it, the ranks share their flags: who
-   had inf or NaN, who used which parameter. Then this thread waits for all of it.
+   had inf or NaN, who used which parameter. Then this thread waits for all of it, and
+   on the CPU runs what the other has not begun: the last bucket waits for no wake-up.
 3. The means are taken (:meth:`Step.settle`), or, if anyone had inf or NaN, refused on
    all ranks (:meth:`Step.refuse`).
 
@@ -123,7 +124,8 @@ class Step:
         self._number = number
         self._guard = Guard()
         self._given_up = False
-        self._used = [[False] * len(bucket.parameters) for bucket in setup.buckets]
+        self._awaited = [len(bucket.parameters) for bucket in setup.buckets]
+        self._used = [[False] * awaited for awaited in self._awaited]
         self._launched: list[Pending[torch.Tensor | None]] = []
         self._own_flags: torch.Tensor | None = (
             None  # while a stream may still read them
@@ -148,14 +150,14 @@ class Step:
         """
         gradient = parameter.grad
         assert gradient is not None
-        takes_rows = self._setup.buckets[place.bucket].compressor.takes_rows
-        if gradient.is_sparse and not takes_rows:
+        bucket, used = self._setup.buckets[place.bucket], self._used[place.bucket]
+        if gradient.is_sparse and not bucket.compressor.takes_rows:
             raise InputError(
                 f"parameter {place.name} has a sparse gradient, of which the plan does "
                 "not know: profile the model again and solve, or build the layer with "
                 "sparse=False"
             )
-        if self._used[place.bucket][place.index]:
+        if used[place.index]:
             raise RunError(
                 f"parameter {place.name} got a second gradient before all parameters "
                 "had their first: call backward once a step, or all but the last time "
@@ -164,15 +166,19 @@ class Step:
             )
         self.received = True
         whole = gradient.detach() if gradient.is_sparse else flat(gradient)
-        self._admit(place, parameter, whole)
-        self._used[place.bucket][place.index] = True
+        self._admit(bucket, place, parameter, whole)
+        used[place.index] = True
+        self._awaited[place.bucket] -= 1
         self._launch_complete()
 
     def _admit(
-        self, place: ParameterPlace, parameter: nn.Parameter, gradient: torch.Tensor
+        self,
+        bucket: BucketExchange,
+        place: ParameterPlace,
+        parameter: nn.Parameter,
+        gradient: torch.Tensor,
     ) -> None:
-        """Hand ``gradient``, flat or sparse, to its bucket; keep inf and NaN out."""
-        bucket = self._setup.buckets[place.bucket]
+        """Hand ``gradient``, flat or sparse, to ``bucket``; keep inf and NaN out."""
         second_moment = None
         if bucket.compressor.needs_second_moments:
             assert self._setup.second_moments is not None
@@ -184,8 +190,11 @@ class Step:
         bucket.add(place.index, gradient, second_moment)
 
     def _launch_complete(self) -> None:
-        while self._unlaunched and all(self._used[len(self._launched)]):
-            self._launch(self._unlaunched[0])
+        buckets = self._setup.buckets
+        while (number := len(self._launched)) < len(buckets):
+            if self._awaited[number]:
+                return
+            self._launch(buckets[number])
 
     @property
     def _unlaunched(self) -> tuple[BucketExchange, ...]:
@@ -198,7 +207,8 @@ class Step:
         if is_last and bucket.carries_flags:
             self._own_flags = self._flags()
         exchange = partial(self._exchange, bucket, number, self._own_flags)
-        self._launched.append(self._setup.thread.submit(exchange))
+        wake = not is_last or self._idle
+        self._launched.append(self._setup.thread.submit(exchange, wake=wake))
 
     def _exchange(
         self, bucket: BucketExchange, number: int, flags: torch.Tensor | None
@@ -275,7 +285,12 @@ class Step:
     def wait(self) -> None:
         """Wait for the exchanges that are under way."""
         for pending in self._launched:
-            pending.wait()
+            pending.wait(idle=self._idle)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether exchanges are left to their thread: it tells users of the means."""
+        return self._setup.on_reduced is not None
 
     def settle(self) -> None:
         """Take the means as they are."""
@@ -378,7 +393,7 @@ class Step:
         flags = self._own_flags = self._flags()
         if flags is not None:
             exchange = partial(_largest_of, flags, self._setup.channel)
-            self._launched.append(self._setup.thread.submit(exchange))
+            self._launched.append(self._setup.thread.submit(exchange, wake=False))
 
     def _highest_flags(self) -> list[int]:
         """Wait for everything; return the largest of each flag over the ranks."""

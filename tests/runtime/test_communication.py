@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
 
+from comm_plan.errors import RunError
 from comm_plan.runtime.communication import CommunicationThread
 
 
@@ -51,4 +53,67 @@ def test_the_first_failure_is_that_of_all_later_jobs(thread):
     with pytest.raises(ValueError, match="first"):
         thread.submit(fail).wait()
     with pytest.raises(ValueError, match="first"):
+        thread.submit(lambda: None).wait()
+
+
+def test_who_waits_runs_what_is_not_begun_in_order(thread):
+    ran_on, begun, go_on = [], threading.Event(), threading.Event()
+
+    def first():
+        begun.set()
+        go_on.wait()
+
+    thread.submit(first)
+    begun.wait()
+    rest = [
+        thread.submit(lambda n=n: ran_on.append((n, threading.get_ident())), wake=False)
+        for n in range(3)
+    ]
+    go_on.set()
+    for pending in rest:
+        pending.wait()
+    assert [n for n, _ in ran_on] == [0, 1, 2]
+
+
+def test_a_job_that_wakes_nobody_is_run_by_who_waits(thread):
+    job = thread.submit(lambda: (threading.get_ident(), thread.is_current), wake=False)
+    assert job.wait() == (threading.get_ident(), True)
+    assert not thread.is_current
+
+
+def test_who_waits_idly_runs_nothing(thread):
+    job = thread.submit(threading.get_ident)
+    assert job.wait(idle=True) != threading.get_ident()
+
+
+def test_who_waits_lends_no_autocast(thread):
+    with torch.autocast("cpu"):
+        job = thread.submit(lambda: torch.is_autocast_enabled("cpu"), wake=False)
+        assert not job.wait()
+
+
+def test_closing_runs_what_nobody_waited_for():
+    thread, ran = CommunicationThread(torch.device("cpu")), []
+    thread.submit(lambda: ran.append(True), wake=False)
+    thread.close()
+    assert ran == [True]
+
+
+def test_no_job_is_forgotten_however_threads_take_turns(thread, quick_switches):
+    """Some wake the thread, some do not, and it ends a queue at any moment."""
+    for n in range(3000):
+        first = thread.submit(lambda n=n: n)
+        second = thread.submit(lambda n=n: -n, wake=False)
+        if n % 3:
+            assert first.wait() == n
+        assert second.wait() == -n
+
+
+def test_an_interrupt_is_an_error_of_all_later_jobs(thread):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.submit(interrupted, wake=False).wait()
+    with pytest.raises(RunError, match="go on from a checkpoint"):
         thread.submit(lambda: None).wait()
