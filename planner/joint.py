@@ -6,7 +6,7 @@ made early has two effects, and a state after a prefix of the gradients is a pai
 ``f``, when the channel has finished. Bucket ``i..j`` with option o leads from (x, f) to
 
     x' = x + compress_o(i..j)
-    f' = max(f, r_j + x' + handoff) + communicate_o(i..j) + codec_o(i..j)
+    f' = max(f, r_j + x' + handoff_j) + communicate_o(i..j) + codec_o(i..j)
 
 A state that is not better in either is never needed, for with both smaller the same
 buckets end no later: only the Pareto frontier of each prefix is kept. The answer is the
@@ -182,7 +182,8 @@ def _extend(
     begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
-    ready = problem.compute.ready_s[stop - 1] + x + problem.compute.handoff_s
+    handoff = problem.compute.handoffs_s[stop - 1]
+    ready = problem.compute.ready_s[stop - 1] + x + handoff
     f = np.maximum(states.f[begin:], ready)
     which_start = np.searchsorted(starts, prefix)
     channel = option.phases_s(starts, stop)
@@ -218,7 +219,7 @@ def _promising(
     compute = problem.compute
     keep = compute.backward_end_s + states.x <= limit
     for weight, least in zip(WEIGHTS, rest, strict=True):
-        last = compute.ready_s[-1] + compute.handoff_s + states.x
+        last = compute.ready_s[-1] + compute.handoffs_s[-1] + states.x
         end = weight * last + (1 - weight) * states.f
         keep &= end + least <= limit
     return states.at(np.flatnonzero(keep))

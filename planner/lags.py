@@ -200,7 +200,7 @@ def _from_last_start(schedule: Schedule, compute: Compute) -> BoolArray:
     Those since the channel was last idle; all where compression decides.
     """
     first = len(schedule.stops) - 1
-    sendable_s = schedule.ready_s + compute.handoff_s
+    sendable_s = schedule.ready_s + compute.handoffs_s[schedule.stops - 1]
     while first > 0 and schedule.start_s[first] > sendable_s[first]:
         first -= 1
     if schedule.compute_end_s >= schedule.finish_s[-1]:

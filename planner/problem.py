@@ -203,7 +203,7 @@ class Problem:
         It is a sum over tensors and hence the same however they are merged.
         """
         each = [np.diff(r.option.compress_s[r.start : r.stop + 1]) for r in self.runs]
-        ready_s = self.compute.ready_s + self.compute.handoff_s
+        ready_s = self.compute.ready_s + self.compute.handoffs_s
         return ready_s + np.cumsum(np.concatenate(each))
 
     def sent_by(self, option: Option) -> Problem:

@@ -7,7 +7,7 @@ and the thread that serves it, which encodes what it sends and decodes what it r
 before it takes the next bucket::
 
     ready_b  = backward up to the bucket's last tensor + compression up to here
-    start_b  = max(finish of the bucket before, ready_b + handoff)
+    start_b  = max(finish of the bucket before, ready_b + handoff_b)
     finish_b = start_b + communicate_b + codec_b
     iteration = max(end of the compute stream, last finish) + update
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -47,7 +48,8 @@ class Compute:
             forward included.
         backward_end_s: when backward ends, on the same clock.
         update_s: duration of the optimizer's step.
-        handoff_s: from when a bucket is ready to when an idle channel takes it.
+        handoff_s: from when a bucket is ready to when a sleeping thread takes it.
+        taken_over: at the end of backward who waits takes what that thread has not.
         contention: how computation and communication slow each other; None: not.
         backward_start_s: when backward begins, on the same clock.
         waiting_s: what of that the ranks wait for each other.
@@ -57,6 +59,7 @@ class Compute:
     backward_end_s: float
     update_s: float
     handoff_s: float = 0.0
+    taken_over: bool = False
     contention: Contention | None = None
     backward_start_s: float = 0.0
     waiting_s: float = 0.0
@@ -75,10 +78,18 @@ class Compute:
             backward_end_s=max(begin_s + profile.backward_s, float(ready_s[-1])),
             update_s=profile.update_s,
             handoff_s=profile.handoff_s,
+            taken_over=profile.device.type == "cpu",
             contention=profile.contention,
             backward_start_s=begin_s,
             waiting_s=waiting_s,
         )
+
+    @cached_property
+    def handoffs_s(self) -> FloatArray:
+        """[L] until an idle channel takes a bucket that ends with this gradient."""
+        backward_left_s = self.backward_end_s - self.ready_s
+        longest_s = backward_left_s if self.taken_over else np.inf
+        return np.minimum(np.full_like(self.ready_s, self.handoff_s), longest_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +253,11 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     end_s = compute.backward_end_s + float(compressed[-1])
     ready_s, start_s, finish_s = [], [], []
     free_s, lost_s = 0.0, 0.0
-    columns = (alone, times.startup_s, times.transfer_s, times.codec_s)
-    for alone_s, *channel in np.stack(columns).T.tolist():
+    handoffs_s = compute.handoffs_s[stops - 1]
+    columns = (alone, handoffs_s, times.startup_s, times.transfer_s, times.codec_s)
+    for alone_s, handoff_s, *channel in np.stack(columns).T.tolist():
         ready_s.append(alone_s + lost_s)
-        free_s = max(free_s, ready_s[-1] + compute.handoff_s)
+        free_s = max(free_s, ready_s[-1] + handoff_s)
         start_s.append(free_s)
         for seconds, rates in phases(compute.contention, *channel):
             left_s = max(0.0, end_s + lost_s - free_s)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from comm_plan.planner.schedule import BucketTimes, Compute, lower_bound_s, simulate
 from comm_plan.plans import Contention, Rates
+from comm_plan.tests.support import documents
 
 
 def _times(communicate, compress=0.0, decompress=0.0, startup=0.0):
@@ -154,3 +155,19 @@ def test_lower_bound_of_one_rank_is_the_computation_whatever_its_link():
 def test_lower_bound_on_an_infinite_link_is_the_computation():
     bound = lower_bound_s(COMPUTE, np.array([10, 10, 10]), 8, float("inf"))
     assert bound == COMPUTE.backward_end_s + COMPUTE.update_s
+
+
+def test_on_cpus_no_bucket_waits_for_a_wake_up_after_backward():
+    ready_s = np.array([1.0, 3.5, 4.0])
+    alone = Compute(ready_s, backward_end_s=4.25, update_s=0.0, handoff_s=1.0)
+    assert alone.handoffs_s.tolist() == [1.0, 1.0, 1.0]
+    taken_over = replace(alone, taken_over=True)
+    assert taken_over.handoffs_s.tolist() == [1.0, 0.75, 0.25]
+
+
+@pytest.mark.parametrize(("device", "taken_over"), [("cpu", True), ("cuda", False)])
+def test_who_waits_takes_over_on_cpus_only(device, taken_over):
+    profile = documents.profile([1.0], [1])
+    device = profile.device.model_copy(update={"type": device})
+    profile = profile.model_copy(update={"device": device})
+    assert Compute.of(profile, 2).taken_over == taken_over

@@ -36,7 +36,7 @@ def seconds(problem: Problem, options: Sequence[Option]) -> FloatArray:
         option, stop = codes[:, index], index + 1
         ends = option != NO_END
         spent = np.where(ends, spent + compress[option, begin, stop], spent)
-        ready = problem.compute.ready_s[index] + problem.compute.handoff_s
+        ready = problem.compute.ready_s[index] + problem.compute.handoffs_s[index]
         start = np.maximum(finish, ready + spent)
         finish = np.where(ends, start + channel[option, begin, stop], finish)
         begin = np.where(ends, stop, begin)
