@@ -207,8 +207,14 @@ class Step:
         if is_last and bucket.carries_flags:
             self._own_flags = self._flags()
         exchange = partial(self._exchange, bucket, number, self._own_flags)
-        wake = not is_last or self._idle
-        self._launched.append(self._setup.thread.submit(exchange, wake=wake))
+        self._hand_over(exchange, is_awaited=is_last)
+
+    def _hand_over(
+        self, job: Callable[[], torch.Tensor | None], *, is_awaited: bool
+    ) -> None:
+        """Hand ``job`` to the communication thread; ``is_awaited``: nothing follows."""
+        wake = self._idle or not is_awaited
+        self._launched.append(self._setup.thread.submit(job, wake=wake))
 
     def _exchange(
         self, bucket: BucketExchange, number: int, flags: torch.Tensor | None
@@ -392,8 +398,9 @@ class Step:
             return
         flags = self._own_flags = self._flags()
         if flags is not None:
-            exchange = partial(_largest_of, flags, self._setup.channel)
-            self._launched.append(self._setup.thread.submit(exchange, wake=False))
+            self._hand_over(
+                partial(_largest_of, flags, self._setup.channel), is_awaited=True
+            )
 
     def _highest_flags(self) -> list[int]:
         """Wait for everything; return the largest of each flag over the ranks."""
