@@ -70,6 +70,8 @@ def main():
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
     meet_the_others(backend)
+    if backend == "gloo":
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
