@@ -1,9 +1,11 @@
 """A rank of :mod:`predictions_on_hosts`: plans, and DDP without and with a hook.
 
 Every variant runs in blocks, in one order and then in the other, on its own data from
-the same state, with as long a warm-up, and gradients that are parts of buckets. Rank 0
-writes {"seconds": {variant: of each iteration, the mean of the
-ranks}, "moments": {plan: [{moment: seconds} of each block]}}.
+the same state, with as long a warm-up, and gradients that are parts of buckets. Between
+them, as often, the computation alone is timed as ``profile`` does. Rank 0 writes
+{"seconds": {variant: of each iteration, the mean of the ranks}, "moments": {plan:
+[{moment: seconds} of each block]}, "computation_s": what forward and backward took in
+the median, on the slowest rank}.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.plans import Plan, Timing
+from comm_plan.profiler.ranks import slowest_of
+from comm_plan.profiler.timings import Timings, Trial, joined
+from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.iteration import iterate
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
@@ -28,6 +34,9 @@ from comm_plan.workloads.base import Workload, endless
 DDP = "ddp"
 HOOKS = {DDP: None, "ddp, fp16 hook": fp16_compress_hook}
 """Stock DDP without and with a hook, by variant."""
+
+EVERY = 4
+"""Variants between two blocks of the computation alone."""
 
 
 def ddp_block(
@@ -47,6 +56,35 @@ def ddp_block(
     of_ranks = np.array(transport.gather_objects(own))[:, WARM_UP:]
     mean: list[float] = of_ranks.mean(axis=0).tolist()
     return mean
+
+
+class Computation:
+    """Times forward and backward as the profiler does, whenever it is their turn.
+
+    Args:
+        workload: whose; its model is trained.
+        transport: all ranks.
+    """
+
+    def __init__(self, workload: Workload, transport: Transport) -> None:
+        self._transport = transport
+        self._rendezvous = Rendezvous(transport, workload.model)
+        self._trial = Trial(workload, transport, self._rendezvous.meet)
+        self._blocks: list[Timings] = []
+
+    def block(self, iterations: int) -> None:
+        """Time ``iterations`` on every rank."""
+        self._blocks.append(self._trial.run(iterations, WARM_UP))
+
+    def seconds(self) -> float:
+        """Return what both took in the median, on the slowest rank."""
+        of_ranks = self._transport.gather_objects(joined(self._blocks))
+        timings = slowest_of(of_ranks)
+        return float(np.median(timings.forward_s) + np.median(timings.backward_s))
+
+    def close(self) -> None:
+        """End the thread in which the ranks meet."""
+        self._rendezvous.close()
 
 
 def moments(timing: Timing) -> dict[str, float]:
@@ -72,12 +110,17 @@ def main() -> None:
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
     seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
-    with connect("gloo") as transport:
+    with (
+        connect("gloo") as transport,
+        closing(Computation(load(arguments.workload), transport)) as computation,
+    ):
         trials = Trials(
             load(arguments.workload), transport, on_nonfinite=arguments.on_nonfinite
         )
         for _ in range(arguments.rounds):
-            for name in (*seconds, *reversed(seconds)):
+            for number, name in enumerate((*seconds, *reversed(seconds))):
+                if number % EVERY == 0:
+                    computation.block(arguments.iterations)
                 if name in HOOKS:
                     block_s = ddp_block(
                         name, load(arguments.workload), transport, arguments.iterations
@@ -89,8 +132,12 @@ def main() -> None:
                     seconds[name] += block.seconds.tolist()
                     if block.timing is not None:
                         reached[name].append(moments(block.timing))
+        written = {
+            "seconds": seconds,
+            "moments": reached,
+            "computation_s": computation.seconds(),
+        }
         if transport.rank == 0:
-            written = {"seconds": seconds, "moments": reached}
             arguments.output.write_text(json.dumps(written))
 
 

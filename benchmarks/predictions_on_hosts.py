@@ -3,11 +3,12 @@
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
 each solver and some methods by one compressor, the plan that ``tune`` chooses, then all
 of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within one run.
-Afterwards the computation is profiled once more: what changed is the machine's, no
-prediction's, and it is said how far off they would be if it had been profiled at the
-mean of both speeds. ``--rate none`` leaves the links unlimited. Needs root on Linux.
-Plans that are the same run as one and share its figures. Writes a table (Markdown), the
-figures and the network (JSON) to ``benchmarks/results``.
+Between them the computation is timed as the profiler does: by how much it has changed
+since is the machine's doing, no prediction's, and it is said how far off they would be
+if it had been profiled at the speed of the rounds. ``--rate none`` leaves the links
+unlimited. Needs root on Linux. Plans that are the same run as one and share its
+figures. Writes a table (Markdown), the figures and the network (JSON) to
+``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -131,11 +132,9 @@ def run(
         program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                          *pairs, *rounds)  # fmt: skip
         run_all(hosts, program)
-        profiling = ("-o", folder / "afterwards.json", "--compressors", "dense")
-        run_all(hosts, comm_plan("profile", name, *profiling))
     written = json.loads(output.read_text())
-    for figures in written.values():
-        figures |= {each: figures[first] for each, first in same.items()}
+    for of_plans in (written["seconds"], written["moments"]):
+        of_plans |= {each: of_plans[first] for each, first in same.items()}
     return plans, written
 
 
@@ -166,28 +165,34 @@ def same_sentence(plans: dict[str, Plan]) -> str:
     return f"The same plans: {', '.join(pairs)}." if pairs else "All plans differ."
 
 
-def drift_sentence(before: Profile, afterwards: Profile) -> str:
-    """Return what the same computation took before the rounds, and after them."""
-    first_s, second_s = computation_s(before), computation_s(afterwards)
+def drift_sentence(profile: Profile, rounds_s: float) -> str:
+    """Return what the same computation took before the rounds, and within them."""
+    before_s = profile.forward_s + profile.backward_s
     return (
-        f"Forward and backward took {units.seconds(first_s)} before the rounds, "
-        f"{units.seconds(second_s)} after them: {second_s / first_s - 1:+.1%}."
+        f"Forward and backward took {units.seconds(before_s)} before the rounds, "
+        f"{units.seconds(rounds_s)} within them: {rounds_s / before_s - 1:+.1%}."
     )
 
 
-def at_mean_speed(
+def at_rounds_speed(
     rows: list[tables.Line],
     plans: dict[str, Plan],
     costs: tuple[Profile, Network],
-    afterwards: Profile,
+    rounds_s: float,
 ) -> list[tables.Line]:
-    """Return the rows with what would have been predicted at the rounds' mean speed.
+    """Return the rows with what would have been predicted at the speed of the rounds.
 
-    That is taken to be the mean of before and after, for forward, backward and what
-    compression adds to it; the update and decoding stay.
+    That of forward, backward and what compression adds to it; the update and decoding
+    stay.
+
+    Args:
+        rows: of plans and others.
+        plans: by name.
+        costs: what the plans were made for.
+        rounds_s: what forward and backward took within the rounds.
     """
     profile, network = costs
-    slower = (1 + computation_s(afterwards) / computation_s(profile)) / 2
+    slower = rounds_s / (profile.forward_s + profile.backward_s)
     changed = Correction(
         forward=slower,
         backward=slower,
@@ -208,11 +213,6 @@ def at_mean_speed(
             row = replace(row, predicted_s=plan.predicted.iteration_s * share)
         found.append(row)
     return found
-
-
-def computation_s(profile: Profile) -> float:
-    """Return what forward and backward take."""
-    return profile.forward_s + profile.backward_s
 
 
 def tuning_advice(path: Path) -> str | None:
@@ -264,10 +264,10 @@ def main() -> None:
         seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
         network = Network.load(folder / "network.json")
-        afterwards = Profile.load(folder / "afterwards.json")
+        rounds_s = written["computation_s"]
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
-        steady = at_mean_speed(rows, loaded, (profile, network), afterwards)
+        steady = at_rounds_speed(rows, loaded, (profile, network), rounds_s)
         advice = tuning_advice(folder / TUNED / "tuning.json")
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
@@ -291,8 +291,8 @@ def main() -> None:
         "gradients.\n"
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
         "an iteration's time is the mean of the ranks.\n"
-        f"- {drift_sentence(profile, afterwards)} Predictions at the mean of both "
-        f"speeds: {tables.error_sentence(steady)}.\n"
+        f"- {drift_sentence(profile, rounds_s)} Predictions at that speed: "
+        f"{tables.error_sentence(steady)}.\n"
         f"- {same_sentence(loaded)}",
     ]
     network.save(tables.RESULTS / f"network-{arguments.workload}-{size}.json")
@@ -304,6 +304,7 @@ def main() -> None:
                 "rows": [asdict(row) for row in rows],
                 "times_s": seconds,
                 "moments_s": written["moments"],
+                "computation_s": rounds_s,
             },
         )
     )

@@ -51,8 +51,10 @@ OURS = {
     "top-k 1 %": ("--compressor", "topk", CORRECTED),
     "powersgd 2": ("--compressor", "powersgd"),
     "powersgd 4": ("--compressor", "powersgd", "--set", "rank=4"),
+    "powersgd 8": ("--compressor", "powersgd", "--set", "rank=8"),
 }
-"""Plans; where the optimizer is no SGD, momentum is not corrected."""
+"""Plans; where the optimizer is no SGD, momentum is not corrected. PowerSGD sends one
+factor a step, its hook both: rank 8 sends as much as the hook's rank 4."""
 TUNED = "tuned"
 LARGEST_NBYTES = 4 * 2**20
 
