@@ -6,15 +6,17 @@ backward and the next forward. Buckets that are measured on their own show neith
 the workload's own iterations run under an engine of one rank, in which one bucket holds
 all gradients that a method takes and nothing travels, in turn with iterations in which
 it rests. The ranks meet at the end of each backward, as in training: those that share a
-host pass over its memory at the same time. What forward and backward take longer, over
-the sum of ``compress_s`` of all tensors, is a factor on ``compress_s``; what the
-communication thread takes, over the sum of ``encode_s`` and ``decompress_s``, one on
-those. How costs grow with size stays as measured. They are seen at one density; at
-others they grow by as many seconds, not by the same factor, for however little is sent,
-the same memory is passed over; what is faster in place is so by the factor. Momentum
-correction passes over states as large as the model, whatever is compressed, and spares
-the optimizer its own momentum: what iterations take longer with it is shared out by
-elements.
+host pass over its memory at the same time, and wait for each other. What iterations
+take longer, less what the communication thread adds after backward, over the sum of
+``compress_s`` of all tensors, is a factor on ``compress_s``; what that thread takes,
+over the sum of ``encode_s`` and ``decompress_s``, one on those. Whole iterations are
+compared, for a rank that is done sooner waits for the others: where its own backward
+ends says little of them, and scatters more. How costs grow with size stays as measured.
+They are seen at one density; at others they grow by as many seconds, not by the same
+factor, for however little is sent, the same memory is passed over; what is faster in
+place is so by the factor. Momentum correction passes over states as large as the model,
+whatever is compressed, and spares the optimizer its own momentum: what iterations take
+longer with it is shared out by elements.
 
 Gradients that a method does not take, sparse ones and those of other dtypes, travel in
 buckets of their own. Where there are some, they travel in the iterations that it is
@@ -59,8 +61,8 @@ Plans = Mapping[tuple[str, bool], Plan]
 """By method, and whether momentum is corrected."""
 
 Seen = tuple[float, float, float]
-"""By one plan: how much later backward ends, how long the communication thread works,
-and how long the optimizer does."""
+"""By one plan: how much longer iterations compute, how long the communication thread
+works, and how long the optimizer does."""
 
 BLOCK = 4
 """Iterations of one kind after one another; medians are taken of all but the first,
@@ -218,11 +220,7 @@ def _seen(
     ranks: Transport,
     progress: PassProgress | None,
 ) -> list[Seen]:
-    """Return what is seen by each plan.
-
-    Backward ends later than while the plan's method rests, from the start of forward,
-    which finds the caches cold too.
-    """
+    """Return what is seen by each plan."""
     with closing(Rendezvous(ranks, workload.model)) as rendezvous:
         trial = Trial(workload, ranks, rendezvous.meet)
         training = _Training(trial, workload.model, ranks)
@@ -234,7 +232,7 @@ def _seen(
             return seen
 
         turns = in_turns(ranks, turn)
-    return [(end, thread, update) for end, thread, update in np.median(turns, axis=0)]
+    return [tuple(each) for each in np.median(turns, axis=0).tolist()]
 
 
 @dataclass(frozen=True)
@@ -259,29 +257,33 @@ class _Training:
             others = tuple(b for b in plan.buckets if b.compressor.kind != kind)
             if others not in rests_s:
                 rests_s[others] = self._resting_s(plan, others)
-            end_s, update_s, thread_s = self._working(plan, kind)
-            seen.append((end_s - rests_s[others], thread_s, update_s))
+            computes_s, thread_s, update_s = self._working(plan, kind)
+            seen.append((computes_s - rests_s[others], thread_s, update_s))
         return seen
 
     def _resting_s(self, plan: Plan, others: Sequence[Bucket]) -> float:
-        """Return when backward ends while of ``plan`` only ``others`` travel."""
+        """Return how long they compute while of ``plan`` only ``others`` travel."""
         self.ranks.barrier()
         with ExitStack() as entered:
             if others:
-                entered.enter_context(self._engine(*_part(self.model, plan, others)))
+                part = self._engine(*_part(self.model, plan, others))
+                travels = entered.enter_context(part)
             else:
                 engine = entered.enter_context(self._engine(self.model, plan))
                 entered.enter_context(engine.no_sync())
-            end_s, _ = _medians([_computed(self.trial) for _ in range(BLOCK)])
-        return end_s
+                travels = None
+            rows = [_iteration(self.trial, travels) for _ in range(BLOCK)]
+        computes_s, _ = _medians(rows)
+        return computes_s
 
     def _working(self, plan: Plan, kind: str) -> list[float]:
-        """Return when backward ends by ``plan``, the update, and the thread's time."""
+        """Return how long they compute by ``plan``, the thread's time, the update's."""
         self.ranks.barrier()
         with self._engine(self.model, plan) as engine:
-            rows = [
-                (*_computed(self.trial), _thread_s(engine, kind)) for _ in range(BLOCK)
-            ]
+            rows = []
+            for _ in range(BLOCK):
+                computes_s, update_s = _iteration(self.trial, engine)
+                rows.append((computes_s, _thread_s(engine, kind), update_s))
         return _medians(rows)
 
     def _engine(self, model: nn.Module, plan: Plan) -> Engine:
@@ -320,11 +322,25 @@ def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
     return medians
 
 
-def _computed(trial: Trial) -> tuple[float, float]:
-    """Run an iteration; return when its last gradient is compressed, and the update."""
+def _iteration(trial: Trial, engine: Engine | None) -> tuple[float, float]:
+    """Run one; return how long it computes, and how long the update takes.
+
+    Args:
+        trial: runs it.
+        engine: what it is busy with after backward is left out; None: nothing travels.
+    """
     timings = trial.run(1, 0)
-    backward_s = np.nanmax(timings.ready_s)
-    return float(timings.forward_s[0] + backward_s), float(timings.update_s[0])
+    update_s = float(timings.update_s[0])
+    later_s = 0.0 if engine is None else _exposed_s(engine)
+    return float(timings.total_s[0]) - update_s - later_s, update_s
+
+
+def _exposed_s(engine: Engine) -> float:
+    """Return how long after the last step's backward it was busy."""
+    assert engine.last_moments is not None
+    seconds = engine.last_moments.exposed_s()
+    assert seconds is not None
+    return seconds
 
 
 def _thread_s(engine: Engine, kind: str) -> float:

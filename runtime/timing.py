@@ -60,15 +60,32 @@ class Moments:
         """Return the seconds from ``begun`` to each; None if one was never reached."""
         marks = [self.backward, self.backward_end, *self.ready]
         marks += [*self.start, *self.finish]
-        begun = self.begun
-        if begun is None or any(mark is None for mark in marks):
+        if self.begun is None:
+            return None
+        return self._since(self.begun, marks)
+
+    def exposed_s(self) -> float | None:
+        """Return how much later than backward the last bucket finished; 0: not later.
+
+        None if one never did. Forward may be unknown.
+        """
+        if self.backward_end is None:
+            return None
+        later_s = self._since(self.backward_end, self.finish)
+        return None if later_s is None else max(0.0, float(later_s.max()))
+
+    def _since(self, start: Moment, marks: Sequence[Moment | None]) -> Row | None:
+        """Return the seconds from ``start`` to each; None if one was never reached."""
+        if any(mark is None for mark in marks):
             return None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return np.array([_seconds(begun, mark) for mark in marks if mark is not None])
+        return np.array([_seconds(start, mark) for mark in marks if mark is not None])
 
 
-StepSeconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+Row: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+
+StepSeconds: TypeAlias = Row
 """[2 + 3 B]: backward, backward's end, then ready, start and finish of the buckets."""
 
 

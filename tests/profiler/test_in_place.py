@@ -193,7 +193,7 @@ def watched(monkeypatch):
     """Time the buckets of every engine by :data:`WORK_S`; return each iteration's."""
     iterations = []
 
-    def computed(trial):
+    def iteration(trial, _):
         trial.run(1, 0)
         engine = Observed.latest
         iterations.append(sum(engine.work_s()))
@@ -204,7 +204,7 @@ def watched(monkeypatch):
         return sum(engine.work_s()), 0.0
 
     monkeypatch.setattr(module, "Engine", Observed)
-    monkeypatch.setattr(module, "_computed", computed)
+    monkeypatch.setattr(module, "_iteration", iteration)
     return iterations
 
 
@@ -238,3 +238,13 @@ def test_a_model_without_other_buckets_rests_once_a_turn(digits, watched):
     blocks = watched[:: module.BLOCK]
     turn = [0.0, WORK_S["dense"], WORK_S["topk"]]
     assert blocks == turn * (len(blocks) // len(turn))
+
+
+@pytest.mark.parametrize(
+    ("engine", "computes_s"), [(None, 8.0), (SimpleNamespace(exposed_s=3.0), 5.0)]
+)
+def test_what_is_done_after_backward_is_no_computation(engine, computes_s, monkeypatch):
+    timings = SimpleNamespace(total_s=np.array([10.0]), update_s=np.array([2.0]))
+    trial = SimpleNamespace(run=lambda *_: timings)
+    monkeypatch.setattr(module, "_exposed_s", lambda engine: engine.exposed_s)
+    assert module._iteration(trial, engine) == (computes_s, 2.0)
