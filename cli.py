@@ -111,7 +111,7 @@ def profile(
     iterations: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Timed; at least 20. Default: 30, more if they are short."
+            min=1, help="Timed; at least 20. Default: 40, more if they are short."
         ),
     ] = None,
     compressors: Annotated[
