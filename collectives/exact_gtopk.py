@@ -33,8 +33,10 @@ def top_of_all(messages: Sequence[Message], counts: Sequence[int]) -> Message:
     for slot, k in enumerate(counts):
         found = torch.cat([each[1][slot] for each in split])
         where, rank_of = found.unique(return_inverse=True)
-        sums = torch.zeros(len(where), device=where.device).index_add_(
-            0, rank_of, torch.cat([each[0][slot] for each in split])
+        sums = (
+            messages[0][0]
+            .new_zeros(len(where))
+            .index_add_(0, rank_of, torch.cat([each[0][slot] for each in split]))
         )
         largest = sums.abs().sort(descending=True, stable=True).indices[:k]
         kept = largest.sort().values

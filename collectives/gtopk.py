@@ -203,7 +203,9 @@ class GTopK(Operation):
         values, indices, first = [], [], 0
         for count in self.counts:
             own, shared = count // 4, count - count // 4
-            part = torch.full((count,), times * (world_size + 1.0), device=device)
+            part = torch.full(
+                (count,), times * (world_size + 1.0), dtype=torch.float32, device=device
+            )
             part[shared:] = rank + 1.0
             places = torch.arange(count, dtype=torch.int32, device=device) + first
             places[shared:] += rank * own

@@ -216,9 +216,12 @@ class Compressor(ABC, Generic[SpecT]):
     def _zeros(self) -> torch.Tensor:
         """Return zeros for the whole bucket, [numel of all slots] float32."""
         numel = sum(slot.numel for slot in self.slots)
-        return torch.zeros(numel, device=self.context.device)
+        return torch.zeros(numel, dtype=torch.float32, device=self.context.device)
 
     def _zeros_by_slot(self) -> list[torch.Tensor]:
         """Return zeros of each slot's own, [numel] float32 each."""
         device = self.context.device
-        return [torch.zeros(slot.numel, device=device) for slot in self.slots]
+        return [
+            torch.zeros(slot.numel, dtype=torch.float32, device=device)
+            for slot in self.slots
+        ]

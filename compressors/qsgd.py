@@ -48,7 +48,9 @@ class QsgdCompressor(Compressor[Qsgd]):
         self._packed = torch.zeros(
             sum(self._packed_numels), dtype=torch.uint8, device=device
         )
-        self._norms = torch.zeros(sum(self._norm_numels), device=device)
+        self._norms = torch.zeros(
+            sum(self._norm_numels), dtype=torch.float32, device=device
+        )
         self._messages: list[tuple[Sequence[torch.Tensor], ...]] = []
 
     def add(
@@ -123,7 +125,7 @@ class QsgdCompressor(Compressor[Qsgd]):
     ) -> torch.Tensor:
         """Return [numel], the sum of every rank's levels times their norms."""
         norms = chunks[0][1]
-        total = torch.zeros(len(norms), self.spec.norm_numel, device=norms.device)
+        total = norms.new_zeros(len(norms), self.spec.norm_numel)
         for packed, norms in chunks:
             codes = unpack_codes(packed, self.spec.bits, numel)
             levels = codes.view(torch.int8) - self._levels

@@ -72,7 +72,9 @@ class StochasticRounding:
         (own,) = self._seeds.spawn(1)
         seed = int(own.generate_state(1, np.uint64)[0])
         generator = torch.Generator(x.device).manual_seed(seed)
-        uniform = torch.rand(x.numel(), generator=generator, device=x.device)
+        uniform = torch.rand(
+            x.numel(), generator=generator, dtype=x.dtype, device=x.device
+        )
         floor = x.floor()
         out.copy_(floor.add_(uniform < x - floor))
 

@@ -41,8 +41,11 @@ class TernGradCompressor(Compressor[TernGrad]):
         super().__init__(spec, collective, slots, context)
         self._numels = [slot.numel for slot in self.slots]
         device = context.device
-        self._clipped = [torch.zeros(numel, device=device) for numel in self._numels]
-        self._scalers = torch.zeros(len(self.slots), device=device)
+        self._clipped = [
+            torch.zeros(numel, dtype=torch.float32, device=device)
+            for numel in self._numels
+        ]
+        self._scalers = torch.zeros(len(self.slots), dtype=torch.float32, device=device)
         self._trits = torch.zeros(sum(self._numels), dtype=torch.int8, device=device)
         self._messages: list[tuple[torch.Tensor, ...]] = []
 

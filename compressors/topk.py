@@ -184,7 +184,9 @@ class TopKCompressor(Compressor[TopK]):
         ]
         if ks != self._ks:
             self._ks = ks
-            values = torch.zeros(sum(ks), device=self.context.device)
+            values = torch.zeros(
+                sum(ks), dtype=torch.float32, device=self.context.device
+            )
             self._sent = values, values.int()
 
     def _segment(

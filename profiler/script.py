@@ -215,7 +215,6 @@ class _Steps:
             on_local_forward=lambda: None,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
-            on_accumulated=lambda place: None,
             on_backward_end=self._on_backward_end,
             on_optimizer=lambda optimizer: None,
         )

@@ -178,7 +178,6 @@ class Engine(Joinable):
         self._shadows = False
         self._forward_failed = False
         self._share = gradient_as_bucket_view and not find_unused_parameters
-        self._accumulated: set[str] = set()
         self._stepped_since_update = False
         self._density_floor = 0.0
         self._seed = seed
@@ -516,7 +515,6 @@ class Engine(Joinable):
             on_backward=self._on_backward,
             on_backward_lost=self._on_backward_lost,
             on_gradient=self._on_gradient,
-            on_accumulated=self._on_accumulated,
             on_backward_end=self._on_backward_end,
             on_optimizer=self._on_optimizer,
             on_updated=self._on_updated,
@@ -577,9 +575,6 @@ class Engine(Joinable):
             self._enter_step()
             self._buffers_touched = True
         self._current.add(place, parameter)
-
-    def _on_accumulated(self, place: ParameterPlace) -> None:
-        self._accumulated.add(place.name)
 
     def _on_backward_end(self) -> None:
         """Finish the step unless gradients are missing that may still come."""
@@ -692,11 +687,8 @@ class Engine(Joinable):
 
     def _finish_step(self, *, late: bool = False) -> None:
         """Wait for the buckets, then settle the step."""
-        if self._setup.find_unused_parameters and self._accumulated:
-            places = _places(self.plan)
-            self._current.take_accumulated(
-                place for place in places if place.name in self._accumulated
-            )
+        if self._setup.find_unused_parameters:
+            self._current.take_left()
         self._end_step(self._current.finish, late=late)
 
     def _end_step(
@@ -719,7 +711,6 @@ class Engine(Joinable):
         finished = self._current
         self.step += 1
         self.last_moments = finished.moments
-        self._accumulated.clear()
         self._forward_failed = False
         self._stepped_since_update = refusal is None
         self._begin_step()

@@ -15,7 +15,6 @@ gradient of an output   when backward begins                      ``on_backward`
 the same, a parameter   if an earlier backward failed             ``on_backward_lost``
 parameter               in backward, once its gradient is         ``on_backward``,
                         complete                                  ``on_gradient``
-the same                within ``no_sync``                        ``on_accumulated``
 end of backward         when all gradients are there              ``on_backward_end``
 any optimizer's step    in the training loop, before the update   ``on_optimizer``
 the same                after the update, unless it raised        ``on_updated``
@@ -80,7 +79,6 @@ class Callbacks:
         on_backward: a gradient arrives in this graph task. Returns whether to call
             ``on_backward_end`` at its end: true once a step.
         on_gradient: this parameter's ``.grad`` is complete.
-        on_accumulated: the same while nothing is listening.
         on_backward_end: no more gradients come.
         on_optimizer: this optimizer is about to update parameters of the plan.
         on_any_forward: a forward begins, of training or not.
@@ -95,7 +93,6 @@ class Callbacks:
     on_local_forward: Callable[[], None]
     on_backward: Callable[[int], bool]
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
-    on_accumulated: Callable[[ParameterPlace], None]
     on_backward_end: Callable[[], None]
     on_optimizer: Callable[[torch.optim.Optimizer], None]
     on_any_forward: Callable[[], None] = _ignored
@@ -263,8 +260,6 @@ class _Hooks:
         if self._callbacks.listening():
             self._watch_backward()
             self._callbacks.on_gradient(place, parameter)
-        else:
-            self._callbacks.on_accumulated(place)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell of a step of an optimizer that holds a parameter of the plan.

@@ -23,7 +23,7 @@ its place. Where neither is so, or it is too late, they cannot be told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
@@ -51,6 +51,10 @@ class SecondMoments(Protocol):
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
+        ...
+
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Return whether there were backward passes since :meth:`of`."""
         ...
 
     def reset(self) -> None:
@@ -141,8 +145,15 @@ class Step:
 
     # During backward
 
-    def add(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+    def add(
+        self, place: ParameterPlace, parameter: nn.Parameter, is_left: bool = False
+    ) -> None:
         """Take the gradient of ``parameter``; launch what is complete with it.
+
+        Args:
+            place: where it is in the plan.
+            parameter: its ``.grad`` is complete.
+            is_left: this backward did not touch it.
 
         Raises:
             InputError: the gradient is sparse, but not in the plan.
@@ -166,7 +177,9 @@ class Step:
             )
         self.received = True
         whole = gradient.detach() if gradient.is_sparse else flat(gradient)
-        self._admit(bucket, place, parameter, whole)
+        self._admit(
+            bucket, place, whole, self._second_moment(bucket, parameter, is_left)
+        )
         used[place.index] = True
         self._awaited[place.bucket] -= 1
         self._launch_complete()
@@ -175,19 +188,27 @@ class Step:
         self,
         bucket: BucketExchange,
         place: ParameterPlace,
-        parameter: nn.Parameter,
         gradient: torch.Tensor,
+        second_moment: torch.Tensor | None,
     ) -> None:
         """Hand ``gradient``, flat or sparse, to ``bucket``; keep inf and NaN out."""
-        second_moment = None
-        if bucket.compressor.needs_second_moments:
-            assert self._setup.second_moments is not None
-            second_moment = self._setup.second_moments.of(parameter).detach().flatten()
         if not bucket.compressor.carries_nonfinite:
             gradient, second_moment = self._guard.admit(
                 place.name, gradient, second_moment
             )
         bucket.add(place.index, gradient, second_moment)
+
+    def _second_moment(
+        self, bucket: BucketExchange, parameter: nn.Parameter, is_left: bool
+    ) -> torch.Tensor | None:
+        """Return that of a gradient, flat; None: nobody needs it."""
+        if not bucket.compressor.needs_second_moments:
+            return None
+        moments = self._setup.second_moments
+        assert moments is not None
+        if is_left and not moments.knows(parameter):
+            return torch.zeros_like(parameter).flatten()
+        return moments.of(parameter).detach().flatten()
 
     def _launch_complete(self) -> None:
         buckets = self._setup.buckets
@@ -253,17 +274,18 @@ class Step:
             return Refusal("some rank had inf or NaN gradients")
         return refusal
 
-    def take_accumulated(self, places: Iterable[ParameterPlace]) -> None:
+    def take_left(self) -> None:
         """Take the gradients that earlier backwards left, and this one did not touch.
 
-        Args:
-            places: of the parameters that got gradients without being exchanged.
+        Another rank may add to its own, of which the mean is taken. What is a mean
+        already has passed on its second moment.
         """
-        for place in places:
-            parameter = self._setup.buckets[place.bucket].parameters[place.index]
-            used = self._used[place.bucket][place.index]
-            if parameter.grad is not None and not used:
-                self.add(place, parameter)
+        for number, bucket in enumerate(self._setup.buckets):
+            each = zip(bucket.planned.tensors, bucket.parameters, strict=True)
+            for index, (name, parameter) in enumerate(each):
+                if parameter.grad is not None and not self._used[number][index]:
+                    place = ParameterPlace(name, number, index)
+                    self.add(place, parameter, is_left=True)
 
     def objection(self) -> str | None:
         """Return why the ranks cannot be told to refuse the step; None: they can."""
@@ -358,7 +380,7 @@ class Step:
             return True
         exchanges = self._launched[: len(buckets)]  # behind them the flags may travel
         for bucket, pending in zip(buckets, exchanges, strict=True):
-            pending.wait()
+            pending.wait(idle=self._idle)
             if not bucket.compressor.is_finite():
                 return False
         return True

@@ -125,6 +125,10 @@ class ExactSecondMoments:
             )
         return self._sums.pop(parameter)
 
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Return whether there were backward passes since :meth:`of`."""
+        return parameter in self._sums
+
     def reset(self) -> None:
         """Forget the backward passes so far, but not the forward that may be next.
 

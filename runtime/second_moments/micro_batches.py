@@ -114,6 +114,10 @@ class MicroBatchSecondMoments:
         weight = (1 - 1 / batch) / (1 - 1 / m)
         return spread.mul_(weight).add_(square, alpha=1 / batch)
 
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Return whether there were backward passes since :meth:`of`."""
+        return self._accumulated[parameter].backwards > 0
+
     def reset(self) -> None:
         """Forget the backward passes so far, but not the forward that may be next.
 

@@ -281,6 +281,15 @@ def other_head_each_time(model, sync_off, optimizer, step):
     optimizer.step()
 
 
+def other_heads_on_other_ranks(model, sync_off, optimizer, step):
+    optimizer.zero_grad()
+    rank = dist.get_rank()
+    value(model(data(rank, 10 * step), ("left",))).backward()
+    use = ("left",) if rank == 0 else ("right",)
+    value(model(data(rank, 10 * step + 1), use)).backward()
+    optimizer.step()
+
+
 def forward_before_update(model, sync_off, optimizer, step):
     optimizer.zero_grad()
     x = data(dist.get_rank(), step)
@@ -360,6 +369,9 @@ SCENARIOS = {
         Heads, accumulated_then_a_backward_each, {}
     ),
     "another head each time": (Heads, other_head_each_time, {"unused": True}),
+    "other heads on other ranks": (
+        Heads, other_heads_on_other_ranks, {"unused": True}
+    ),
     "forward before the update": (mlp, forward_before_update, {}),
     "forward before the update, unused": (
         mlp, forward_before_update, {"unused": True}

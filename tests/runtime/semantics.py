@@ -35,6 +35,7 @@ SAME = {
     "accumulated, then a backward each": "The same after an accumulation in "
     "`no_sync()`",
     "another head each time": "Another head in each backward of a step",
+    "other heads on other ranks": "The same, of which ranks use different ones",
     "forward before the update": "A forward between backward and the update",
     "forward before the update, unused": "The same with `find_unused_parameters`",
     "gradient penalty": "`torch.autograd.grad` for a gradient penalty",

@@ -31,6 +31,7 @@ ACTIONS = [
     "backward of both",
     "backward of the first",
     "backward of the second",
+    "backward of another head on each rank",
     "the second without synchronising",
     "both without synchronising",
     "backward fails on all ranks",
@@ -92,6 +93,8 @@ class Loop:
             self.loss("first").backward()
         elif action == "backward of the second":
             self.loss("second").backward()
+        elif action == "backward of another head on each rank":
+            self.loss("second" if self.rank else "first").backward()
         elif action == "the second without synchronising":
             with self.engine.no_sync():
                 self.loss("second").backward()

@@ -190,7 +190,8 @@ class Noting:
 
     def __init__(self, moments):
         self.moments, self.found = moments, {}
-        self.reset, self.remove = moments.reset, moments.remove
+        self.knows, self.reset = moments.knows, moments.reset
+        self.remove = moments.remove
 
     def of(self, parameter):
         self.found[parameter.shape] = moment = self.moments.of(parameter)

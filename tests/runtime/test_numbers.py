@@ -42,9 +42,12 @@ class Trained:
     """One rank of a training: three steps, in the second of which one number rules."""
 
     def __init__(self, transport, name, value, who, on_nonfinite="skip"):
-        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         # The last bias is a tensor of a single element.
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1))
+        layers = (nn.Linear(*width, dtype=torch.float32) for width in ((6, 5), (5, 1)))
+        self.model = nn.Sequential(*layers)
+        for parameter in self.model.parameters():
+            nn.init.uniform_(parameter, -0.4, 0.4, generator=generator)
         spec, collective = METHODS[name]
         plan = plan_for(self.model, RANKS, spec, collective)
         self.engine = parallelize(
@@ -67,7 +70,8 @@ class Trained:
     def step(self, seed, value):
         generator = torch.Generator().manual_seed(seed)
         self.model.zero_grad()
-        outputs = self.model(torch.randn(4, 6, generator=generator))
+        inputs = torch.randn(4, 6, generator=generator, dtype=torch.float32)
+        outputs = self.model(inputs)
         if value is not None:
             outputs = Scaled.apply(outputs, value)
         try:
@@ -137,3 +141,25 @@ def test_a_refusal_names_the_rank_or_that_it_was_one_of_them(name):
     culprit = "some rank" if spec.carries_nonfinite else "rank 1"
     for rank in ranks:
         assert f"{culprit} had inf or NaN gradients" in rank.said
+
+
+@pytest.fixture
+def default_dtype():
+    """What sets the dtype of new tensors, until the test's end."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_default_dtype_of_the_users_program_changes_nothing(name, default_dtype):
+    """A model keeps its dtype where the program's other tensors have another."""
+    expected = run_ranks(RANKS, Trained, name, None, "all")
+    for dtype in (torch.float64, torch.bfloat16):
+        default_dtype(dtype)
+        for rank, reference in zip(
+            run_ranks(RANKS, Trained, name, None, "all"), expected, strict=True
+        ):
+            assert torch.equal(rank.parameters, reference.parameters)
+            each = zip(rank.remembered, reference.remembered, strict=True)
+            assert all(torch.equal(own, other) for own, other in each)
