@@ -403,8 +403,11 @@ class Engine(Joinable):
 
     def shadow_step(self) -> None:
         """Take part in a step of other ranks, with gradients of zero."""
+        self._settle_momentum()
+        self._follow_scale()
         self._shadows = self._buffers_touched = True
         self._end_step(self._current.finish)
+        self._stepped_since_update = False  # no update follows
 
     def take_over(self, is_last: bool) -> None:
         """Take over parameters and buffers of the highest rank that ``is_last``."""

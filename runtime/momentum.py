@@ -108,7 +108,11 @@ class TakenMomentum:
         self._change = change
 
     def settle(self) -> None:
-        """Let momentum change sides now, if it was to: no step came in between."""
+        """Let momentum change sides now, if it was to: no step came in between.
+
+        Nor does the step follow that failed: groups show the user's options again.
+        """
+        self._restore()
         change, self._change = self._change, None
         if change is None:
             return
@@ -147,8 +151,8 @@ class TakenMomentum:
                 "an optimizer step with a closure has no gradients before it: with "
                 "momentum correction call backward first, then step()"
             )
-        self._restore()  # a step that failed
-        for group in optimizer.param_groups:
+        done = len(self._replaced)  # a step that failed is tried again
+        for group in optimizer.param_groups[done:]:
             left_alone = self.before_compression.isdisjoint(group["params"])
             if group["momentum"] and not left_alone:
                 for parameter in group["params"]:
@@ -162,7 +166,6 @@ class TakenMomentum:
     def _after_step(
         self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
     ) -> None:
-        self._restore()
         self.settle()
 
     @torch.no_grad()

@@ -352,7 +352,7 @@ class Step:
             else:
                 bucket.spoil_means(missing_too=self._setup.scaled)
         names = self._guard.names
-        where = f" in {', '.join(names[:3])}" if names else ""
+        where = f"; this rank in {', '.join(names[:3])}" if names else ""
         return f"step {self._number}: {refusal.culprit}{where}"
 
     def _launch_rest(self) -> None:

@@ -36,3 +36,35 @@ def test_a_rank_without_batches_shadows_two_forwards(layers):
         assert steps == 2
         for name, value in state.items():
             assert torch.equal(value, ranks[0][0][name])
+
+
+def a_step_without_a_loss_after_a_shadowed_one(transport):
+    """Return the gradients after an epoch of uneven batches and one step more."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = plan_for(model, transport.world_size)
+    x = torch.ones(2, FEATURES)
+    with parallelize(
+        model, plan, transport=transport, find_unused_parameters=True
+    ) as engine:
+        with Join([engine]):
+            for _ in range(1 + transport.rank):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        optimizer.zero_grad()
+        output = model(x)
+        if transport.rank == MAX_RANKS - 1:
+            output.square().mean().backward()
+        optimizer.step()
+        return engine.step, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.slow
+def test_a_rank_that_shadowed_takes_part_in_the_next_step_without_a_loss():
+    ranks = real_ranks("gloo").run(
+        MAX_RANKS, a_step_without_a_loss_after_a_shadowed_one
+    )
+    for steps, gradients in ranks:
+        assert steps == MAX_RANKS + 1
+        assert all(map(torch.equal, gradients, ranks[0][1]))

@@ -294,6 +294,49 @@ def test_groups_show_the_users_options_but_while_the_optimizer_steps():
     assert seen[1] == list(options.values())
 
 
+def out_of_memory(optimizer, arguments, keywords):
+    raise MemoryError
+
+
+def after_a_step_that_fails(times):
+    """Return the model after two steps; the second's update fails so often."""
+    options = {"momentum": 0.9, "weight_decay": 0.1}
+    model, optimizer, engine = alone(TopK(density=0.2), **options)
+    steps(model, optimizer, 1)
+    optimizer.zero_grad()
+    loss(model, 0, 1).backward()
+    failing = optimizer.register_step_pre_hook(out_of_memory)
+    for _ in range(times):
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    failing.remove()
+    optimizer.step()
+    engine.close()
+    return list(model.parameters())
+
+
+def test_momentum_is_applied_once_when_the_update_is_tried_again():
+    for ours, theirs in zip(
+        after_a_step_that_fails(2), after_a_step_that_fails(0), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_groups_show_the_users_options_again_in_the_step_after_one_that_failed():
+    model, optimizer, engine = alone(TopK(density=0.2), momentum=0.9)
+    failing = optimizer.register_step_pre_hook(out_of_memory)
+    with pytest.raises(MemoryError):
+        steps(model, optimizer, 1)
+    failing.remove()
+    optimizer.zero_grad()
+    before = loss(model, 0, 1)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    before.backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    engine.close()
+
+
 def test_a_group_in_which_nothing_is_corrected_is_left_to_its_optimizer():
     model, optimizer, engine = alone(PowerSgd(rank=1), momentum=0.9)
     seen = []

@@ -141,6 +141,10 @@ def test_a_refusal_names_the_rank_or_that_it_was_one_of_them(name):
     culprit = "some rank" if spec.carries_nonfinite else "rank 1"
     for rank in ranks:
         assert f"{culprit} had inf or NaN gradients" in rank.said
+    guarded = [] if spec.carries_nonfinite else [1]
+    assert [
+        i for i, rank in enumerate(ranks) if "; this rank in" in rank.said
+    ] == guarded
 
 
 @pytest.fixture
