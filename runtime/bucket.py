@@ -273,13 +273,13 @@ def build_buckets(
         return momentum_of(parameters[name])
 
     buckets = []
-    for number, planned in enumerate(plan.buckets):
-        own_seed = np.random.SeedSequence([seed, transport.rank, number])
+    (own_seed,) = np.random.SeedSequence([seed, transport.rank]).generate_state(1)
+    for planned in plan.buckets:
         context = Context(
             world_size=transport.world_size,
             rank=transport.rank,
             device=parameters[planned.tensors[0]].device,
-            seed=int(own_seed.generate_state(1)[0]),
+            seed=int(own_seed),
             momentum_of=of_tensor if momentum_of else None,
         )
         members = [parameters[name] for name in planned.tensors]

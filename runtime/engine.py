@@ -329,7 +329,11 @@ class Engine(Joinable):
         self._begin_step()
 
     def rescale(self, factor: float) -> None:
-        """Multiply all residuals by ``factor``; call it when the loss scale changes."""
+        """Multiply all residuals by ``factor``; call it when the loss scale changes.
+
+        Only without ``grad_scaler``. The scale itself stays unknown then: change with
+        a scale of 1 between a plan that corrects momentum and one that does not.
+        """
         self._stepped_since_update = False  # it changes after the update, or instead
         for bucket in self.buckets:
             bucket.rescale(factor)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans import PartitionTopK, Replan, SparDL, TopK, Vgc
+from comm_plan.plans import PartitionTopK, Qsgd, Replan, SparDL, TernGrad, TopK, Vgc
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.second_moments import MicroBatchSecondMoments
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
@@ -50,12 +50,23 @@ def gradients(transport, plans):
     return seen
 
 
-def test_dense_plans_give_the_same_gradients_however_often_they_change():
-    (swapped, _) = run_ranks(2, gradients, [(), ()])
-    (kept, _) = run_ranks(2, gradients, [()])
+def check_swapping_changes_nothing(plans):
+    """Check that the mean gradients are those of the first plan throughout."""
+    (swapped, _) = run_ranks(2, gradients, plans)
+    (kept, _) = run_ranks(2, gradients, plans[:1])
     for one, other in zip(swapped, kept, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_dense_plans_give_the_same_gradients_however_often_they_change():
+    check_swapping_changes_nothing([(), ()])
+
+
+@pytest.mark.parametrize("spec", [TernGrad(), Qsgd()], ids=lambda spec: spec.kind)
+def test_a_tensor_in_another_bucket_draws_the_same_random_numbers(spec):
+    collective = spec.default_collective()
+    check_swapping_changes_nothing([(spec, collective, size) for size in (1, 3, 2)])
 
 
 @pytest.mark.parametrize("method", SPARSE)
