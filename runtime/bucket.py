@@ -136,7 +136,11 @@ class BucketExchange:
         return flagged.highest
 
     def write(self, index: int) -> None:
-        """Make parameter ``index``'s ``.grad`` the mean over the ranks."""
+        """Make parameter ``index``'s ``.grad`` the mean over the ranks.
+
+        Meanwhile the program may take the gradients away, of a step whose backward
+        failed: what is written then is dropped with the step.
+        """
         parameter = self.parameters[index]
         if self.compressor.takes_rows:
             parameter.grad = self.compressor.sparse_mean(index)
@@ -145,16 +149,18 @@ class BucketExchange:
         if view is not None:
             self._hand_out(index, view)
             return
-        if parameter.grad is None or parameter.grad.is_conj():
-            parameter.grad = torch.empty_like(
+        gradient = parameter.grad
+        if gradient is None or gradient.is_conj():
+            gradient = torch.empty_like(
                 parameter, memory_format=torch.contiguous_format
             )
-        if parameter.grad.is_contiguous():
-            self.compressor.write(index, flat(parameter.grad))
+            parameter.grad = gradient
+        if gradient.is_contiguous():
+            self.compressor.write(index, flat(gradient))
             return
         mean = flat(torch.empty_like(parameter))
         self.compressor.write(index, mean)
-        parameter.grad.copy_(shaped(mean, parameter))
+        gradient.copy_(shaped(mean, parameter))
 
     def _hand_out(self, index: int, view: torch.Tensor) -> None:
         """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""

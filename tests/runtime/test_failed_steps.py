@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from comm_plan import parallelize
+from comm_plan.compressors.base import Context
 from comm_plan.errors import CollectiveError, RunError
 from comm_plan.plans import TopK
+from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.tests.runtime.trainings import Failing, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -291,6 +293,25 @@ def test_a_gradient_after_a_step_given_up_is_its_own(skips, with_scaler):
     loss_of(reference).backward()
     for own, expected in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(own.grad, expected.grad)
+
+
+class Taken(nn.Parameter):
+    """A parameter whose gradient another thread sets to None whenever it is set."""
+
+    grad = property(lambda _: None, lambda _, gradient: None)
+
+
+def test_gradients_may_be_set_to_none_while_means_are_written():
+    """As by ``zero_grad`` after a backward that failed with buckets under way."""
+    model = Norm()
+    planned = plan_for(model, 1).buckets[0]
+    named = dict(model.named_parameters())
+    parameters = [Taken(named[name]) for name in planned.tensors]
+    bucket = BucketExchange(planned, parameters, Context(1, 0, torch.device("cpu")))
+    for index in range(len(parameters)):
+        bucket.add_zero(index)
+    bucket.exchange(LocalTransport())
+    bucket.write(0)
 
 
 def test_a_backward_that_failed_in_eval_mode_is_noticed():
