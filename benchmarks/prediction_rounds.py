@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +67,8 @@ class Computation:
 
     def __init__(self, workload: Workload, transport: Transport) -> None:
         self._transport = transport
-        self._rendezvous = Rendezvous(transport, workload.model)
-        self._trial = Trial(workload, transport, self._rendezvous.meet)
+        meet = Rendezvous(transport, workload.model).meet
+        self._trial = Trial(workload, transport, meet)
         self._blocks: list[Timings] = []
 
     def block(self, iterations: int) -> None:
@@ -81,10 +80,6 @@ class Computation:
         of_ranks = self._transport.gather_objects(joined(self._blocks))
         timings = slowest_of(of_ranks)
         return float(np.median(timings.forward_s) + np.median(timings.backward_s))
-
-    def close(self) -> None:
-        """End the thread in which the ranks meet."""
-        self._rendezvous.close()
 
 
 def moments(timing: Timing) -> dict[str, float]:
@@ -110,10 +105,8 @@ def main() -> None:
     plans = dict(pair.split("=", 1) for pair in arguments.plans)
     seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
-    with (
-        connect("gloo") as transport,
-        closing(Computation(load(arguments.workload), transport)) as computation,
-    ):
+    with connect("gloo") as transport:
+        computation = Computation(load(arguments.workload), transport)
         trials = Trials(
             load(arguments.workload), transport, on_nonfinite=arguments.on_nonfinite
         )

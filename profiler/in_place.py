@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,9 +64,13 @@ Seen = tuple[float, float, float]
 """By one plan: how much longer iterations compute, how long the communication thread
 works, and how long the optimizer does."""
 
-BLOCK = 4
-"""Iterations of one kind after one another; medians are taken of all but the first,
-which finds the caches as those of another kind left them."""
+BLOCK = (4, 24)
+"""Iterations of one kind after one another: fewest, and most where they are short.
+Medians are taken of all but the first quarter, which finds the caches as those of
+another kind left them, and a thread that has just begun."""
+
+BLOCK_S = 0.06
+"""Short iterations go on for so long."""
 
 
 def in_place(
@@ -221,17 +225,16 @@ def _seen(
     progress: PassProgress | None,
 ) -> list[Seen]:
     """Return what is seen by each plan."""
-    with closing(Rendezvous(ranks, workload.model)) as rendezvous:
-        trial = Trial(workload, ranks, rendezvous.meet)
-        training = _Training(trial, workload.model, ranks)
+    trial = Trial(workload, ranks, Rendezvous(ranks, workload.model).meet)
+    training = _Training(trial, workload.model, ranks, _how_many(trial, ranks))
 
-        def turn(done: int) -> list[Seen]:
-            seen = training.turn(plans)
-            if progress is not None:
-                progress(done + 1, max(done + 1, TURNS[0]))
-            return seen
+    def turn(done: int) -> list[Seen]:
+        seen = training.turn(plans)
+        if progress is not None:
+            progress(done + 1, max(done + 1, TURNS[0]))
+        return seen
 
-        turns = in_turns(ranks, turn)
+    turns = in_turns(ranks, turn)
     return [tuple(each) for each in np.median(turns, axis=0).tolist()]
 
 
@@ -243,11 +246,13 @@ class _Training:
         trial: runs them.
         model: what they train.
         ranks: the ranks, which run them together.
+        block: how many follow one another.
     """
 
     trial: Trial
     model: nn.Module
     ranks: Transport
+    block: int
 
     def turn(self, plans: Plans) -> list[Seen]:
         """Return what is seen by each plan."""
@@ -272,7 +277,7 @@ class _Training:
                 engine = entered.enter_context(self._engine(self.model, plan))
                 entered.enter_context(engine.no_sync())
                 travels = None
-            rows = [_iteration(self.trial, travels) for _ in range(BLOCK)]
+            rows = [_iteration(self.trial, travels) for _ in range(self.block)]
         computes_s, _ = _medians(rows)
         return computes_s
 
@@ -281,7 +286,7 @@ class _Training:
         self.ranks.barrier()
         with self._engine(self.model, plan) as engine:
             rows = []
-            for _ in range(BLOCK):
+            for _ in range(self.block):
                 computes_s, update_s = _iteration(self.trial, engine)
                 rows.append((computes_s, _thread_s(engine, kind), update_s))
         return _medians(rows)
@@ -316,9 +321,18 @@ def _part(
     return part, plan.model_copy(update=changes)
 
 
+def _how_many(trial: Trial, ranks: Transport) -> int:
+    """Return how many iterations a block has; a collective call."""
+    fewest, most = BLOCK
+    longest_s: float = max(
+        ranks.gather_objects(float(np.median(trial.run(3, 1).total_s)))
+    )
+    return max(fewest, min(most, int(BLOCK_S / longest_s)))
+
+
 def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
-    """Return the medians over all iterations but the first."""
-    medians: list[float] = np.median(block[1:], axis=0).tolist()
+    """Return the medians over all iterations but the first quarter."""
+    medians: list[float] = np.median(block[len(block) // 4 :], axis=0).tolist()
     return medians
 
 

@@ -47,13 +47,10 @@ class Window:
     of_ranks: Sequence[Timings]
     meeting_s: float
 
-    def waiting_s(self, lag_s: float) -> float:
-        """Return what an iteration took beyond its parts.
-
-        Args:
-            lag_s: what handing the meeting to another thread takes.
-        """
-        return waiting_s(slowest_of(self.of_ranks), self.meeting_s + lag_s)
+    @property
+    def waiting_s(self) -> float:
+        """What an iteration took beyond its parts."""
+        return waiting_s(slowest_of(self.of_ranks), self.meeting_s)
 
 
 class Iterations:
@@ -95,13 +92,10 @@ class Iterations:
         windows = [window.of_ranks for window in self.windows]
         return [joined(of_rank) for of_rank in zip(*windows, strict=True)]
 
-    def waiting_s(self, lag_s: float) -> float:
-        """Return what an iteration takes beyond its parts, in the median window.
-
-        Args:
-            lag_s: what handing the meeting to another thread takes.
-        """
-        return float(np.median([each.waiting_s(lag_s) for each in self.windows]))
+    @property
+    def waiting_s(self) -> float:
+        """What an iteration takes beyond its parts, in the median window."""
+        return float(np.median([each.waiting_s for each in self.windows]))
 
     def window(self) -> None:
         """Time the next of the windows."""
@@ -113,10 +107,6 @@ class Iterations:
                 both = zip(of_ranks, self._run(more), strict=True)
                 of_ranks = [joined(of_rank) for of_rank in both]
         self.windows.append(Window(of_ranks, self._rendezvous.alone_s()))
-
-    def close(self) -> None:
-        """End the thread of the meetings."""
-        self._rendezvous.close()
 
     @property
     def _share(self) -> int:

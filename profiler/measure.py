@@ -11,7 +11,6 @@ training (``in_place``); how well matrices of low rank approximate the gradients
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Profile
@@ -86,26 +85,25 @@ def measure(
         return lambda done, total: progress(done, total, what)
 
     timed = Iterations(workload, ranks, iterations, warmup, watch(ITERATIONS))
-    with closing(timed):
-        timed.window()
-        costs = compression_costs(
-            numel,
-            kinds=kinds,
-            device=str(ranks.device),
-            transport=ranks,
-            progress=watch("compressors"),
-        )
-        timed.window()
-        lag_s = _lag_s(timed.trial, ranks)
-        apart = Trial(workload, ranks)
-        beside = contention(apart, ranks, numel)
-        found = ranks.gather_objects(apart.look())
-        timed.window()
-        so_far = with_findings(_assembled(workload, timed, lag_s), found)
-        so_far = so_far.model_copy(update={"compression": costs})
-        costs = in_place(workload, so_far, ranks, watch("compressors in place"))
-        timed.window()
-        profile = with_findings(_assembled(workload, timed, lag_s), found)
+    timed.window()
+    costs = compression_costs(
+        numel,
+        kinds=kinds,
+        device=str(ranks.device),
+        transport=ranks,
+        progress=watch("compressors"),
+    )
+    timed.window()
+    lag_s = _lag_s(timed.trial, ranks)
+    apart = Trial(workload, ranks)
+    beside = contention(apart, ranks, numel)
+    found = ranks.gather_objects(apart.look())
+    timed.window()
+    so_far = with_findings(_assembled(workload, timed, lag_s), found)
+    so_far = so_far.model_copy(update={"compression": costs})
+    costs = in_place(workload, so_far, ranks, watch("compressors in place"))
+    timed.window()
+    profile = with_findings(_assembled(workload, timed, lag_s), found)
     profile = profile.model_copy(update={"contention": beside, "compression": costs})
     if PowerSgd in map(spec_class, kinds):
         profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
@@ -124,7 +122,7 @@ def _assembled(workload: Measurable, timed: Iterations, lag_s: float) -> Profile
         timed.trial.parameters,
         timed.of_ranks,
         lag_s=lag_s,
-        waiting_s=timed.waiting_s(lag_s),
+        waiting_s=timed.waiting_s,
     )
 
 

@@ -3,14 +3,12 @@
 Ranks that have waited for a collective wake up one after the other, begin the next
 iteration so, with cold caches, and disturb each other on the cores that they share. An
 iteration of all of them takes longer than the computation of one and the collective
-together. So while it is profiled, every iteration ends its backward with an all-reduce
-on another thread, as in training, and what its whole length is more than its parts is
-stated apart.
+together. So while it is profiled, every iteration ends its backward with an all-reduce,
+as in training on the thread that waits for it, and what its whole length is more than
+its parts is stated apart.
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -41,30 +39,19 @@ class Rendezvous:
         self._ranks = ranks
         numel = min(NUMEL, numel_of(trainable(model)))
         self._buffer = torch.zeros(numel, device=ranks.device)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
 
     def meet(self) -> None:
-        """Wait for all ranks, on the host as the engine does: for another thread."""
-        if self._ranks.device.type == "cuda":
-            self._all_reduce()
-        else:
-            self._thread.submit(self._all_reduce).result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+        """Wait for all ranks."""
+        self._ranks.all_reduce(self._buffer)
 
     def alone_s(self) -> float:
         """Return the median seconds of meeting when nothing else is going on.
 
         From when the last rank comes, on the slowest rank; a collective call.
         """
-        own = [elapsed_s(self._ranks, self._all_reduce) for _ in range(REPETITIONS)]
+        own = [elapsed_s(self._ranks, self.meet) for _ in range(REPETITIONS)]
         slowest = np.max(self._ranks.gather_objects(own), axis=0)
         return float(np.median(slowest))
-
-    def _all_reduce(self) -> None:
-        self._ranks.all_reduce(self._buffer)
 
 
 def waiting_s(timings: Timings, meeting_s: float) -> float:
@@ -72,7 +59,7 @@ def waiting_s(timings: Timings, meeting_s: float) -> float:
 
     Args:
         timings: of all ranks together, whose iterations had a meeting.
-        meeting_s: what meeting takes alone, handed over to a thread.
+        meeting_s: what meeting takes alone.
     """
     parts = (timings.forward_s, timings.backward_s, timings.update_s)
     alone_s = sum(float(np.median(part)) for part in parts) + meeting_s
