@@ -2,8 +2,8 @@
 
 ``nbytes`` of a collective is the full buffer on a rank: all-reduce, broadcast and point
 to point: the message; all-gather: the gathered total; reduce-scatter: the input;
-gTop-k and SparDL: the k values and k indices that one rank contributes. So does a
-network document count.
+gTop-k and SparDL: the k values and k indices that one rank contributes; two passes: the
+message of one rank. So does a network document count.
 """
 
 from __future__ import annotations
@@ -24,6 +24,19 @@ Agree, encode, move and combine, decode; it returns the bytes that this rank gav
 
 
 @dataclass(frozen=True)
+class Codings:
+    """What a rank's compressor does in one aggregation, in messages.
+
+    Attributes:
+        encoded: of its own, and of those that it makes on the way.
+        decoded: at the end, and on the way.
+    """
+
+    encoded: float
+    decoded: float
+
+
+@dataclass(frozen=True)
 class Collective:
     """A collective: how it aggregates, what it costs, how it is measured.
 
@@ -41,6 +54,8 @@ class Collective:
         operation: what ``benchmark-network`` measures.
         carries_flags: whether tensors in front of a message reach all ranks, those of
             each rank or the largest of them element by element.
+        codings: how often compressors encode and decode, by world size; None: their own
+            message once, and every one that they receive.
     """
 
     name: str
@@ -51,6 +66,7 @@ class Collective:
     aggregation: Aggregation | None
     operation: type[Operation]
     carries_flags: bool = False
+    codings: Callable[[int], Codings] | None = None
 
     def terms(self, world_size: int, algorithm: str | None = None) -> Terms:
         """Return the closed form of ``algorithm`` if it has one of that name.
@@ -62,8 +78,14 @@ class Collective:
         return form(world_size)
 
     def messages(self, world_size: int) -> int:
-        """Return how many messages a rank receives at the end, and decodes."""
+        """Return how many messages a rank receives at the end."""
         return world_size if self.gathers else 1
+
+    def coded(self, world_size: int) -> Codings:
+        """Return how often a compressor encodes and decodes among so many ranks."""
+        if self.codings is not None:
+            return self.codings(world_size)
+        return Codings(encoded=1, decoded=self.messages(world_size))
 
     def buffer_nbytes(self, message_nbytes: int, world_size: int) -> int:
         """Return the bytes of the buffer when a rank contributes ``message_nbytes``."""

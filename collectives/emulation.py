@@ -107,6 +107,11 @@ class EmulatedTransport(Transport):
         with self._together(REDUCE_SCATTER, tensor.nbytes):
             return self._inner.reduce_scatter(tensor)
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Exchange the parts, then wait: a part to every rank, as in an all-gather."""
+        with self._together(ALLGATHER, tensor.nbytes):
+            return self._inner.all_to_all(tensor)
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast, then wait."""
         with self._together(BROADCAST, tensor.nbytes):

@@ -15,6 +15,7 @@ from comm_plan.collectives.gtopk import GTOPK
 from comm_plan.collectives.point_to_point import POINT_TO_POINT
 from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
 from comm_plan.collectives.spardl import SPARDL
+from comm_plan.collectives.two_pass import TWO_PASS
 from comm_plan.errors import unknown
 
 COLLECTIVES: dict[str, Collective] = {
@@ -25,6 +26,7 @@ COLLECTIVES: dict[str, Collective] = {
     "point_to_point": POINT_TO_POINT,
     "gtopk": GTOPK,
     "spardl": SPARDL,
+    "two_pass": TWO_PASS,
 }
 """The collectives that a network document may hold and ``benchmark-network`` measures.
 

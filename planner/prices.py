@@ -25,6 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
+from comm_plan.collectives.collective import Codings
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
 from comm_plan.planner import low_rank
@@ -55,14 +56,14 @@ class DeviceCost:
     def measured(
         cls,
         costs: tuple[CompressionCost, ...],
-        messages: int,
+        coded: Codings,
         momentum_correction: bool = False,
     ) -> DeviceCost:
         """Return the interpolation of a profile's entries for one compressor.
 
         Args:
             costs: the entries.
-            messages: how many have to be decoded.
+            coded: how often messages are encoded and decoded.
             momentum_correction: momentum is applied before compression.
         """
 
@@ -70,7 +71,9 @@ class DeviceCost:
             return cost.compress_s + momentum_correction * cost.momentum_s
 
         def codec_s(cost: CompressionCost) -> float:
-            return cost.codec_s(messages, momentum_correction)
+            return cost.codec_s(
+                coded.decoded, coded.encoded, momentum_correction=momentum_correction
+            )
 
         densities = sorted({cost.density for cost in costs})
         groups = [
@@ -135,7 +138,7 @@ class Prices:
     algorithm: str | None = None
     momentum_correction: bool = False
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
-    _devices: dict[tuple[str, int], DeviceCost] = field(
+    _devices: dict[tuple[str, Codings], DeviceCost] = field(
         default_factory=dict, repr=False
     )
 
@@ -190,8 +193,8 @@ class Prices:
                 f"{self.profile.batch_size} is not cut into micro-batches: use another "
                 "compressor or batch size"
             )
-        messages = COLLECTIVES[collective].messages(self.world_size)
-        compress, codec = self._device_seconds(spec, messages)
+        coded = COLLECTIVES[collective].coded(self.world_size)
+        compress, codec = self._device_seconds(spec, coded)
         codec = codec + self._summing_s(spec, collective)
         if spec.lossless and self.world_size == 1:  # one rank sends nothing
             compress, codec = np.zeros_like(compress), np.zeros_like(codec)
@@ -249,15 +252,15 @@ class Prices:
         return tensor.dtype in spec.dtypes and not kept
 
     def _device_seconds(
-        self, spec: Spec, messages: int
+        self, spec: Spec, coded: Codings
     ) -> tuple[FloatArray, FloatArray]:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
-            key = spec.kind, messages
+            key = spec.kind, coded
             if key not in self._devices:
                 self._devices[key] = DeviceCost.measured(
-                    costs, messages, self.momentum_correction
+                    costs, coded, self.momentum_correction
                 )
             densities = np.array(spec.densities(len(numel)))
             compress, codec = self._devices[key].seconds(numel, densities)

@@ -146,12 +146,18 @@ class CompressionCost(Value):
     momentum_s: Seconds = 0.0
     momentum_encode_s: Seconds = 0.0
 
-    def codec_s(self, messages: int, momentum_correction: bool = False) -> float:
-        """Return what the communication thread needs if so many messages come back."""
+    def codec_s(
+        self,
+        decoded: float,
+        encoded: float = 1,
+        *,
+        momentum_correction: bool = False,
+    ) -> float:
+        """Return what the communication thread needs for so many messages."""
         another_s = self.decompress_s if self.another_s is None else self.another_s
-        momentum_s = momentum_correction * self.momentum_encode_s
-        decode_s = self.decompress_s + (messages - 1) * another_s
-        return self.encode_s + momentum_s + decode_s
+        encode_s = self.encode_s + momentum_correction * self.momentum_encode_s
+        decode_s = self.decompress_s + (decoded - 1) * another_s
+        return encoded * encode_s + decode_s
 
 
 class Spread(Value):

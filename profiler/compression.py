@@ -32,6 +32,7 @@ from statistics import median
 
 import torch
 
+from comm_plan.collectives.collective import Codings
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
 from comm_plan.compressors.base import (
@@ -104,15 +105,27 @@ def compression_costs(
             progress(done, len(points))
     every_rank = [costs] if transport is None else transport.gather_objects(costs)
     return {
-        kind: tuple(map(_slowest, *(costs[kind] for costs in every_rank)))
+        kind: tuple(
+            _slowest(kind, of_ranks)
+            for of_ranks in zip(*(costs[kind] for costs in every_rank), strict=True)
+        )
         for kind in costs
     }
 
 
-def _slowest(*of_ranks: CompressionCost) -> CompressionCost:
+def _slowest(kind: str, of_ranks: Sequence[CompressionCost]) -> CompressionCost:
     """Return the cost of the rank that needs longest for all together."""
-    messages = len(of_ranks)
-    return max(of_ranks, key=lambda cost: cost.compress_s + cost.codec_s(messages))
+    coded = coded_by_default(kind, len(of_ranks))
+    return max(
+        of_ranks,
+        key=lambda cost: cost.compress_s + cost.codec_s(coded.decoded, coded.encoded),
+    )
+
+
+def coded_by_default(kind: str, world_size: int) -> Codings:
+    """Return how often ``kind`` encodes and decodes by its default collective."""
+    collective = spec_class(kind).default_collective()
+    return COLLECTIVES[collective].coded(world_size)
 
 
 def sizes(largest_numel: int) -> list[int]:

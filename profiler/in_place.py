@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
+from comm_plan.collectives.collective import Codings
 from comm_plan.plans import (
     Bucket,
     CompressionCost,
@@ -47,6 +48,7 @@ from comm_plan.plans import (
 from comm_plan.plans.compression import Dense, Spec, spec_class
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.profiler.compression import coded_by_default
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -106,7 +108,8 @@ def in_place(
         seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
         taken = _taken(profile, spec_class(kind))
         numels = [tensor.numel for tensor in taken]
-        factors = _factors(numels, middle, seen)
+        coded = coded_by_default(kind, LocalTransport.world_size)
+        factors = _factors(numels, middle, coded, seen)
         costs[kind] = _corrected(costs[kind], middle, *factors)
     return costs
 
@@ -125,7 +128,10 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
 
 
 def _factors(
-    numels: Sequence[int], costs: Sequence[CompressionCost], seen: Mapping[bool, Seen]
+    numels: Sequence[int],
+    costs: Sequence[CompressionCost],
+    coded: Codings,
+    seen: Mapping[bool, Seen],
 ) -> tuple[float, float, float]:
     """Return the factors on what delays backward and on what occupies the thread.
 
@@ -135,6 +141,7 @@ def _factors(
     Args:
         numels: of all tensors that the method takes.
         costs: of the method at one density, by size.
+        coded: how often one rank alone encodes and decodes.
         seen: by a plan that sends these tensors by it, without momentum correction and
             perhaps with it.
     """
@@ -151,7 +158,10 @@ def _factors(
 
     return (
         _factor(delay_s, in_all([cost.compress_s for cost in costs])),
-        _factor(thread_s, in_all([cost.codec_s(1) for cost in costs])),
+        _factor(
+            thread_s,
+            in_all([cost.codec_s(coded.decoded, coded.encoded) for cost in costs]),
+        ),
         momentum_s,
     )
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from comm_plan.plans import (
     Bf16,
     Dense,
+    DoubleSqueeze,
     Fp16,
     Hybrid,
     ModelTopK,
@@ -49,6 +50,9 @@ SPECS = {
     "qsgd 2": Qsgd(bits=2),
     "qsgd 3": Qsgd(bits=3),
     "qsgd 4": Qsgd(bits=4),
+    "doublesqueeze 3": DoubleSqueeze(bits=3, group_numel=32),
+    "doublesqueeze 4": DoubleSqueeze(bits=4),
+    "doublesqueeze 8": DoubleSqueeze(bits=8, group_numel=64),
     "powersgd 1": PowerSgd(rank=1),
     "powersgd 3": PowerSgd(rank=3),
 }

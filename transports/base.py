@@ -68,6 +68,13 @@ class Transport(ABC):
         """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
 
     @abstractmethod
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [n]: part p is this rank's part of rank p's ``tensor`` [n].
+
+        ``tensor`` is P parts of n / P elements, part p for rank p.
+        """
+
+    @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Overwrite ``tensor`` [n] with that of rank ``root``."""
 

@@ -112,6 +112,13 @@ class TorchTransport(Transport):
             _reduce_scatter(part, tensor, group=self._group)
         return part
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Exchange the parts."""
+        received = torch.empty_like(tensor)
+        with _named("all-to-all"):
+            dist.all_to_all_single(received, tensor, group=self._group)
+        return received
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast in place."""
         with _named("broadcast"):

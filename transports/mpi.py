@@ -103,6 +103,13 @@ class MpiTransport(Transport):
             self._comm.Reduce_scatter_block(tensor.cpu().numpy(), part.numpy())
         return part.to(tensor.device)
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Exchange the parts."""
+        received = torch.empty_like(tensor, device="cpu")
+        with self._named("all-to-all"):
+            self._comm.Alltoall(_raw(tensor.cpu()), _raw(received))
+        return received.to(tensor.device)
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast in place."""
         with self._named("broadcast"), _bytes_on_cpu(tensor) as buffer:
@@ -187,12 +194,8 @@ class MpiTransport(Transport):
 
     def _sum_my_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
-        parts = tensor.cpu()
-        received = torch.empty_like(parts)
-        with self._named("all-to-all"):
-            self._comm.Alltoall(_raw(parts), _raw(received))
-        total = received.view(self.world_size, -1).float().sum(0)
-        return total.to(tensor.device, tensor.dtype)
+        parts = self.all_to_all(tensor).view(self.world_size, -1)
+        return parts.float().sum(0).to(tensor.dtype)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ must state; a new compressor is its spec here, a line in :data:`SPECS` and one f
 """
 
 from comm_plan.plans.compression.dense import Dense
+from comm_plan.plans.compression.double_squeeze import DoubleSqueeze
 from comm_plan.plans.compression.half import Bf16, Fp16, Half
 from comm_plan.plans.compression.powersgd import Matrix, PowerSgd, matrix_of
 from comm_plan.plans.compression.qsgd import QSGD_GROUPS, Qsgd
@@ -57,6 +58,7 @@ __all__ = [
     "Bf16",
     "CompressorSpec",
     "Dense",
+    "DoubleSqueeze",
     "EveryElement",
     "Fp16",
     "Half",

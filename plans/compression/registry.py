@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from comm_plan.errors import InputError, unknown
 from comm_plan.plans.compression.dense import Dense
+from comm_plan.plans.compression.double_squeeze import DoubleSqueeze
 from comm_plan.plans.compression.half import Bf16, Fp16
 from comm_plan.plans.compression.powersgd import PowerSgd
 from comm_plan.plans.compression.qsgd import Qsgd
@@ -27,6 +28,7 @@ SPECS: tuple[type[Spec], ...] = (
     Fp16,
     Bf16,
     Qsgd,
+    DoubleSqueeze,
     TernGrad,
     PowerSgd,
     TopK,

@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 
+from comm_plan.collectives.collective import Codings
 from comm_plan.planner import Settings
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.prices import DeviceCost
 from comm_plan.plans import CompressionCost
-from comm_plan.plans.compression import KINDS, METHODS, TopK
+from comm_plan.plans.compression import KINDS, METHODS, DoubleSqueeze, TopK
 from comm_plan.tests.support.planning import planned
 
 NUMELS = [3, 1000, 123_457, 17]
 BETA = 1e-9
+CARRIERS = tuple(dict.fromkeys(collective for _, collective in METHODS.values()))
 BY_TENSOR = {"vgc", "model_topk", "partition_topk", "spardl"}
 """Whose messages are rounded up by bucket, and priced as if by tensor."""
 
@@ -23,8 +25,7 @@ def _prices(build, world_size=8):
         [1e-3] * 4, NUMELS, layers=layers, compression=build.compression(**free)
     )
     line = build.fit((0, 0.0, BETA))
-    collectives = ("allreduce", "allgather", "gtopk", "spardl")
-    network = build.network(world_size, **dict.fromkeys(collectives, line))
+    network = build.network(world_size, **dict.fromkeys(CARRIERS, line))
     return make_problem(profile, network).prices
 
 
@@ -84,8 +85,7 @@ def test_a_gradient_is_compressed_if_the_method_takes_its_dtype(build, name):
         compression=build.compression(**free),
     )
     line = build.fit((0, 0.0, BETA))
-    collectives = ("allreduce", "allgather", "gtopk", "spardl")
-    network = build.network(8, **dict.fromkeys(collectives, line))
+    network = build.network(8, **dict.fromkeys(CARRIERS, line))
     option = make_problem(profile, network).prices.option(spec, collective)
     assert option.allowed[1:].tolist() == [dtype in spec.dtypes for dtype in dtypes]
 
@@ -113,7 +113,8 @@ def test_costs_are_interpolated_between_sizes_and_densities():
         )
 
     device = DeviceCost.measured(
-        (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0)), messages=3
+        (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0)),
+        Codings(encoded=1, decoded=3),
     )
     compress, codec = device.seconds(
         np.array([100.0, 200.0, 100.0, 100.0]), np.array([0.01, 0.01, 0.1, 1e-6])
@@ -128,7 +129,8 @@ def test_momentum_correction_costs_more_where_it_is_asked_for():
     )
     numel, density = np.array([10.0]), np.array([1.0])
     for asked, expected_s in ((False, 1.0), (True, 1.5)):
-        compress, codec = DeviceCost.measured((cost,), 1, asked).seconds(numel, density)
+        device = DeviceCost.measured((cost,), Codings(1, 1), asked)
+        compress, codec = device.seconds(numel, density)
         assert (compress.item(), codec.item()) == (expected_s, 2.0)
 
 
@@ -138,6 +140,7 @@ def test_further_messages_may_cost_less_than_the_first():
     )
     assert cost.codec_s(1) == 3.0
     assert cost.codec_s(4) == 4.5
+    assert cost.codec_s(4, encoded=2) == 5.5
 
 
 def test_an_all_gather_decodes_the_message_of_every_rank(build):
@@ -150,6 +153,14 @@ def test_an_all_gather_decodes_the_message_of_every_rank(build):
     tree = prices.option(TopK(density=0.01), "gtopk")
     assert gathered.codec_s[-1] == pytest.approx(8 * tree.codec_s[-1])
     assert tree.codec_s[-1] == pytest.approx(2 * 0.5e-3)
+
+
+def test_in_two_passes_a_rank_encodes_its_part_again_and_decodes_twice(build):
+    cost = CompressionCost(numel=1000, compress_s=0.0, encode_s=1e-3, decompress_s=2e-3)
+    profile = build.profile([1e-3], [1000], compression={"double_squeeze": (cost,)})
+    network = build.network(8, two_pass=build.fit((0, 0.0, BETA)))
+    option = make_problem(profile, network).prices.option(DoubleSqueeze())
+    assert option.codec_s[-1] == pytest.approx((1 + 1 / 8) * 1e-3 + 2 * 2e-3)
 
 
 def test_measured_cost_of_dense_copies_is_counted(build):

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from comm_plan import parallelize
-from comm_plan.plans import Hybrid, PartitionTopK, PowerSgd, SparDL, Strom, TopK
+from comm_plan.plans import (
+    DoubleSqueeze,
+    Hybrid,
+    PartitionTopK,
+    PowerSgd,
+    SparDL,
+    Strom,
+    TopK,
+)
 from comm_plan.tests.runtime.trainings import Failing, plan_for
 from comm_plan.tests.support.harness import run_ranks
 
@@ -24,6 +32,7 @@ METHODS = {
     "partition topk": (PartitionTopK(density=0.2), "allreduce"),
     "strom": (Strom(tau=0.05), "allgather"),
     "hybrid": (Hybrid(tau=0.05), "allgather"),
+    "doublesqueeze": (DoubleSqueeze(bits=3, group_numel=32), "two_pass"),
     "powersgd": (PowerSgd(rank=1), "allreduce"),
 }
 

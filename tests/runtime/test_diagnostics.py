@@ -9,6 +9,7 @@ from comm_plan import parallelize
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import (
     Dense,
+    DoubleSqueeze,
     ModelTopK,
     PartitionTopK,
     SparDL,
@@ -128,8 +129,12 @@ def test_everything_sent_leaves_nothing():
         (ModelTopK(density=0.1), "allgather", {"residual_norm"}),
         (PartitionTopK(density=0.1), "allreduce", {"residual_norm"}),
         (SparDL(density=0.1), "spardl", {"residual_norm"}),
+        (DoubleSqueeze(), "two_pass", {"residual_norm"}),
     ],
-    ids=["dense", "terngrad", "vgc", "topk", "model", "partition", "spardl"],
+    ids=[
+        *("dense", "terngrad", "vgc", "topk", "model", "partition", "spardl"),
+        "doublesqueeze",
+    ],
 )
 def test_only_what_a_method_has_is_measured(tmp_path, spec, collective, kinds):
     found = lines_of(tmp_path / "d.jsonl", spec, collective)[0]

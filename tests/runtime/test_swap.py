@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans import PartitionTopK, Qsgd, Replan, SparDL, TernGrad, TopK, Vgc
+from comm_plan.plans import (
+    DoubleSqueeze,
+    PartitionTopK,
+    Qsgd,
+    Replan,
+    SparDL,
+    TernGrad,
+    TopK,
+    Vgc,
+)
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.second_moments import MicroBatchSecondMoments
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
@@ -14,10 +23,11 @@ from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 STEPS = 6
-SPARSE = {
+KEEP = {
     "topk": (TopK(density=0.1), "allgather"),
     "spardl": (SparDL(density=0.1), "spardl"),
     "partition topk": (PartitionTopK(density=0.1), "allreduce"),
+    "doublesqueeze": (DoubleSqueeze(bits=3, group_numel=32), "two_pass"),
 }
 
 
@@ -69,10 +79,10 @@ def test_a_tensor_in_another_bucket_draws_the_same_random_numbers(spec):
     check_swapping_changes_nothing([(spec, collective, size) for size in (1, 3, 2)])
 
 
-@pytest.mark.parametrize("method", SPARSE)
+@pytest.mark.parametrize("method", KEEP)
 def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
     # The model does not move, so what is sent adds up to what the dense plan sends.
-    (mixed, _) = run_ranks(2, gradients, [SPARSE[method], ()])
+    (mixed, _) = run_ranks(2, gradients, [KEEP[method], ()])
     (dense, _) = run_ranks(2, gradients, [()])
     pairs = len(dense) // 2 * 2
     for parameter in range(len(dense[0])):
@@ -85,7 +95,7 @@ def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
 def test_what_was_not_sent_outlives_an_overflow_under_the_next_dense_plan(on_nonfinite):
     def rank(transport):
         model = net()
-        sparse, dense = plan_for(model, 2, *SPARSE["topk"]), plan_for(model, 2)
+        sparse, dense = plan_for(model, 2, *KEEP["topk"]), plan_for(model, 2)
         with Engine(model, sparse, transport, on_nonfinite=on_nonfinite) as engine:
             x = torch.ones(2, FEATURES) * (1 + transport.rank)
             model(x).square().sum().backward()

@@ -245,7 +245,11 @@ def poisoned(step):
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "topk", "gtopk", "spardl", "partition topk", "vgc", "qsgd 4"]
+    "name",
+    [
+        *("dense", "topk", "gtopk", "spardl", "partition topk", "vgc", "qsgd 4"),
+        "doublesqueeze",
+    ],
 )
 def test_a_step_with_nan_is_skipped_on_all_ranks_and_counted(name):
     def rank(transport):

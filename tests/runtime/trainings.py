@@ -9,6 +9,7 @@ from comm_plan.plans import (
     Bf16,
     Bucket,
     Dense,
+    DoubleSqueeze,
     Fp16,
     Hybrid,
     ModelTopK,
@@ -48,6 +49,7 @@ METHODS = {
     "hybrid": (Hybrid(tau=0.02), "allgather"),
     "qsgd 2": (Qsgd(bits=2), "allgather"),
     "qsgd 4": (Qsgd(bits=4), "allgather"),
+    "doublesqueeze": (DoubleSqueeze(bits=4, group_numel=32), "two_pass"),
     "powersgd": (PowerSgd(rank=1), "allreduce"),
 }
 CORRECTED = {"gtopk with momentum correction", "model gtopk", "strom"}

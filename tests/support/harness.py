@@ -147,6 +147,12 @@ class ThreadTransport(Transport):
         total = _sum(self._tensors("reduce-scatter", tensor))
         return total.view(self.world_size, -1)[self.rank].clone()
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Take this rank's part of each."""
+        every = self._tensors("all-to-all", tensor)
+        parts = [sent.view(self.world_size, -1)[self.rank] for sent in every]
+        return torch.cat(parts)
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Copy the root's."""
         tensor.copy_(self._tensors(f"broadcast from {root}", tensor)[root])

@@ -86,6 +86,15 @@ def reduce_scatter(transport: Transport, dtype: torch.dtype) -> None:
     equal(part, sum(tensors[1:], tensors[0]).view(-1, 4)[transport.rank])
 
 
+def all_to_all(transport: Transport, dtype: torch.dtype) -> None:
+    """This rank's part of every rank's tensor, also of no elements."""
+    rank, ranks = transport.rank, transport.world_size
+    for numel in (4, 0):
+        tensors = inputs(transport, numel * ranks, dtype)
+        got = transport.all_to_all(tensors[rank])
+        equal(got, torch.cat([t.view(ranks, -1)[rank] for t in tensors]))
+
+
 def broadcast(transport: Transport, dtype: torch.dtype) -> None:
     """The root's tensor, of any root."""
     for root in (0, transport.world_size - 1):
@@ -124,6 +133,7 @@ CHECKS: dict[str, Check] = {
         all_gather,
         all_gather_unequal,
         reduce_scatter,
+        all_to_all,
         broadcast,
         point_to_point,
         exchange,
@@ -180,6 +190,7 @@ def inputs_are_kept(transport: Transport) -> None:
     transport.all_gather(tensor)
     transport.all_gather_unequal(tensor)
     transport.reduce_scatter(tensor)
+    transport.all_to_all(tensor)
     equal(tensor, made_by(transport.rank, 4 * transport.world_size, torch.float16))
 
 

@@ -1,0 +1,183 @@
+"""Two passes: parts go to their owners, who combine them; results go to all.
+
+Every rank brings P parts, of which part p is for rank p. An all-to-all brings a rank its
+own part of every message; it combines them, which for messages that do not add up means
+to decode, sum and encode again, and an all-gather brings the results to all. That is
+the all-reduce of reduce-scatter and all-gather with the arithmetic left to the codec,
+and has its volume: ``2 (P-1) alpha + 2 (P-1)/P n beta``.
+
+As in DoubleSqueeze (Tang et al., 2019), with a part of the server on every rank, like
+the compressed all-reduce of 1-bit Adam (Tang et al., 2021).
+
+Parts are as long as their codec says; on the wire all are as long as the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from comm_plan.collectives.collective import Codings, Collective
+from comm_plan.collectives.costs import Terms
+from comm_plan.collectives.message import Codec, message_nbytes, pack, unpack
+from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation
+from comm_plan.transports.base import Transport
+from comm_plan.transports.message import Message
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TwoPassCodec(Codec, Protocol):
+    """A compressor whose message is one uint8 tensor of P parts, by owner."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Bytes of each part, equal on all ranks."""
+
+    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the result of this rank's part, as long as each of ``parts``.
+
+        Args:
+            parts: [bytes] uint8 from every rank, by rank.
+        """
+
+
+def aggregate(transport: Transport, codec: Codec) -> int:
+    """Give ``codec`` the results of all parts, the same on every rank.
+
+    Args:
+        transport: between the ranks.
+        codec: a :class:`TwoPassCodec`.
+
+    Returns:
+        Bytes of the message that this rank contributed.
+
+    Raises:
+        TypeError: the codec cannot combine.
+        CollectiveError: one of the two collectives failed or timed out.
+    """
+    import torch
+
+    two_pass = as_two_pass(codec)
+    two_pass.agree(transport)
+    message = two_pass.encode()
+    *flags, whole = message
+    counts, ranks = two_pass.counts, transport.world_size
+    own, longest = counts[transport.rank], max(counts)
+    heads = message_nbytes(tuple(flags))
+    rows = whole.new_zeros(ranks, heads + longest)
+    if flags:
+        rows[:, :heads] = pack(tuple(flags))
+    for row, part in zip(rows, whole.split(list(counts)), strict=True):
+        row[heads : heads + part.numel()] = part
+    received = transport.all_to_all(rows.view(-1)).view(ranks, -1)
+    result = whole.new_zeros(longest)
+    result[:own] = two_pass.combine([row[heads : heads + own] for row in received])
+    gathered = transport.all_gather(result)
+    parts = [row[:count] for row, count in zip(gathered, counts, strict=True)]
+    highest = _highest(received[:, :heads], flags)
+    two_pass.decode([(*highest, torch.cat(parts))])
+    return message_nbytes(message)
+
+
+def as_two_pass(codec: Codec) -> TwoPassCodec:
+    """Return ``codec``, which may hand on what another one has.
+
+    Raises:
+        TypeError: it cannot combine parts.
+    """
+    if not (hasattr(codec, "counts") and hasattr(codec, "combine")):
+        raise TypeError(f"{type(codec).__name__} has no counts and combine")
+    return cast(TwoPassCodec, codec)
+
+
+def _highest(heads: torch.Tensor, flags: list[torch.Tensor]) -> Message:
+    """Return the largest of each of the flags that all ranks' ``heads`` hold.
+
+    Args:
+        heads: [P, bytes] uint8.
+        flags: such as each of them holds.
+    """
+    import torch
+
+    dtypes, sizes = [f.dtype for f in flags], [f.nbytes for f in flags]
+    of_ranks = [unpack(head, dtypes, sizes) for head in heads]
+    return tuple(torch.stack(flag).amax(0) for flag in zip(*of_ranks, strict=True))
+
+
+def pairwise(world_size: int) -> Terms:
+    """2 (P-1) alpha + 2 (P-1)/P n beta: every part to its owner, and back to all."""
+    others = world_size - 1
+    return Terms(2 * others, 2 * others / world_size)
+
+
+def codings(world_size: int) -> Codings:
+    """Encode a message, and a part of it again; decode one in parts, and the result."""
+    return Codings(encoded=1 + 1 / world_size, decoded=2)
+
+
+class TwoPass(Operation):
+    """Every rank: the sum of all messages, modulo 256; ``nbytes`` is one of them.
+
+    What compressors do to combine them, they are charged for themselves.
+    """
+
+    variable_length = False
+
+    @staticmethod
+    def granularity(world_size: int) -> int:
+        """Return one element."""
+        return FLOAT32_NBYTES
+
+    def prepare(self, nbytes: int) -> None:
+        """Make this rank's message, a part of whole elements for every rank."""
+        import torch
+
+        ranks, numel = self.transport.world_size, nbytes // FLOAT32_NBYTES
+        self.counts = [
+            FLOAT32_NBYTES * ((numel + rank) // ranks) for rank in range(ranks)
+        ]
+        self.numbers = self.pattern(FLOAT32_NBYTES * nbytes).to(torch.uint8)
+        self.message = self.numbers + self.transport.rank
+
+    def agree(self, ranks: Transport) -> None:
+        """Share nothing."""
+
+    def encode(self) -> Message:
+        """Return the message."""
+        return (self.message,)
+
+    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Add up."""
+        total, *others = (part.clone() for part in parts)
+        for part in others:
+            total += part
+        return total
+
+    def decode(self, messages: Sequence[Message]) -> None:
+        """Keep what came."""
+        ((self.received,),) = messages
+
+    def run(self) -> None:
+        """Aggregate."""
+        aggregate(self.transport, self)
+
+    def is_right(self) -> bool:
+        """Compare with the sum of pattern + rank."""
+        self.run()
+        expected = self.numbers * self.transport.world_size + self.rank_sum
+        return self.received.equal(expected)
+
+
+TWO_PASS = Collective(
+    name="two_pass",
+    algorithms={"pairwise": pairwise},
+    bus_factor=None,
+    gathers=False,
+    sent_by_all=lambda world_size: 2 * (world_size - 1),
+    aggregation=aggregate,
+    operation=TwoPass,
+    carries_flags=True,
+    codings=codings,
+)
