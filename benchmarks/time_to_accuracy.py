@@ -39,7 +39,7 @@ CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
 
 HOOKS = ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
-COLLECTIVES = "allreduce,allgather,gtopk"
+COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
 CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),
@@ -47,6 +47,8 @@ OURS = {
     "auto": ("--solver", "auto", CORRECTED),
     "auto, any accuracy": ("--solver", "auto", *ANY_ACCURACY, CORRECTED),
     "qsgd 4 bits": ("--compressor", "qsgd", "--set", "bits=4"),
+    "doublesqueeze 3 bits": ("--compressor", "doublesqueeze", "--set", "bits=3"),
+    "doublesqueeze 4 bits": ("--compressor", "doublesqueeze"),
     "vgc": ("--compressor", "vgc"),
     "top-k 1 %": ("--compressor", "topk", CORRECTED),
     "powersgd 2": ("--compressor", "powersgd"),

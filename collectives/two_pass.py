@@ -1,10 +1,10 @@
 """Two passes: parts go to their owners, who combine them; results go to all.
 
-Every rank brings P parts, of which part p is for rank p. An all-to-all brings a rank its
-own part of every message; it combines them, which for messages that do not add up means
-to decode, sum and encode again, and an all-gather brings the results to all. That is
-the all-reduce of reduce-scatter and all-gather with the arithmetic left to the codec,
-and has its volume: ``2 (P-1) alpha + 2 (P-1)/P n beta``.
+Every rank brings P parts, of which part p is for rank p. An all-to-all brings a rank
+its own part of every message; it combines them, which for messages that do not add up
+means to decode, sum and encode again, and an all-gather brings the results to all. That
+is the all-reduce of reduce-scatter and all-gather with the arithmetic left to the
+codec, and has its volume: ``2 (P-1) alpha + 2 (P-1)/P n beta``.
 
 As in DoubleSqueeze (Tang et al., 2019), with a part of the server on every rank, like
 the compressed all-reduce of 1-bit Adam (Tang et al., 2021).

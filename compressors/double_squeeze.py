@@ -45,7 +45,7 @@ _LEAST = 1e-30
 """A group whose step would be smaller waits: float32 has no reciprocals of such."""
 
 _AT_ONCE = 1 << 17
-"""Elements that are worked on at a time on CPU: fewer, and calls cost more than work."""
+"""Elements to work on at a time on CPU: with fewer, calls cost more than work."""
 
 
 class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):

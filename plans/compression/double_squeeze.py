@@ -21,7 +21,7 @@ _MULTIPLE = 32  # the levels of a group fill whole words, whatever the bits
 
 
 class DoubleSqueeze(EveryElement):
-    """Nearest levels of ``bits`` bits of each part, and of its sum, with error feedback."""
+    """Nearest levels, of parts and of their sums, with error feedback."""
 
     kind: Literal["double_squeeze"] = "double_squeeze"
     bits: Literal[3, 4, 8] = 4
