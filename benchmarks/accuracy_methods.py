@@ -162,13 +162,19 @@ def as_printed(task: Task) -> dict[str, Variant]:
 
 
 def plain() -> dict[str, Variant]:
-    """Return what is planned without a word more, and PowerSGD by layer."""
+    """Return what is planned without a word more, and is not as in its paper."""
     return {
         **{
             f"powersgd by layer, bytes of {rank}": Variant(
                 "plain", forced("powersgd", bytes_of=rank)
             )
             for rank in (2, 4)
+        },
+        **{
+            f"doublesqueeze {bits} bits": Variant(
+                "plain", forced("doublesqueeze", bits=bits)
+            )
+            for bits in (3, 4)
         },
         "gtopk 1 %, plain": Variant("plain", forced("gtopk", density=DENSITY)),
         "spardl 1 %, plain": Variant("plain", forced("spardl", density=DENSITY)),

@@ -6,8 +6,9 @@ moves ``volume`` bytes per byte of its buffer and reduces ``reduced`` of them co
     T(n) = messages * alpha + volume * n * beta + reduced * n * gamma
 
 with n the bytes of the buffer as a network document counts them (all-gather: the
-gathered total; gTop-k and SparDL: the k values and k indices of one rank), alpha the
-seconds per message, beta seconds per byte on a link, gamma seconds per byte reduced.
+gathered total; gTop-k and SparDL: the k values and k indices of one rank; two passes:
+the message of one rank), alpha the seconds per message, beta seconds per byte on a
+link, gamma seconds per byte reduced.
 
 Each collective's file has its own: the all-reduce forms are Table II of MG-WFBP (Shi et
 al., 2019), all-gather of top-k and gTop-k are Table I of gTop-k (Shi et al., 2019).

@@ -17,7 +17,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,10 @@ class EmulatedTransport(Transport):
         with self._together(REDUCE_SCATTER, tensor.nbytes):
             return self._inner.reduce_scatter(tensor)
 
-    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_to_all(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Exchange the parts, then wait: a part to every rank, as in an all-gather."""
         with self._together(ALLGATHER, tensor.nbytes):
-            return self._inner.all_to_all(tensor)
+            return self._inner.all_to_all(tensor, counts)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast, then wait."""

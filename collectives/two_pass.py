@@ -9,7 +9,7 @@ codec, and has its volume: ``2 (P-1) alpha + 2 (P-1)/P n beta``.
 As in DoubleSqueeze (Tang et al., 2019), with a part of the server on every rank, like
 the compressed all-reduce of 1-bit Adam (Tang et al., 2021).
 
-Parts are as long as their codec says; on the wire all are as long as the longest.
+Parts are as long as their codec says; on the way back all are as long as the longest.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TwoPassCodec(Codec, Protocol):
     def counts(self) -> Sequence[int]:
         """Bytes of each part, equal on all ranks."""
 
-    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the result of this rank's part, as long as each of ``parts``.
+    def combine(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the result [bytes] uint8 of this rank's part.
 
         Args:
-            parts: [bytes] uint8 from every rank, by rank.
+            parts: [P, bytes] uint8, that part of every rank's message.
         """
 
 
@@ -58,26 +58,25 @@ def aggregate(transport: Transport, codec: Codec) -> int:
         CollectiveError: one of the two collectives failed or timed out.
     """
     import torch
+    from torch.nn.functional import pad
 
     two_pass = as_two_pass(codec)
     two_pass.agree(transport)
     message = two_pass.encode()
     *flags, whole = message
-    counts, ranks = two_pass.counts, transport.world_size
-    own, longest = counts[transport.rank], max(counts)
+    counts = list(two_pass.counts)
+    head = [pack(tuple(flags))] if flags else []
     heads = message_nbytes(tuple(flags))
-    rows = whole.new_zeros(ranks, heads + longest)
-    if flags:
-        rows[:, :heads] = pack(tuple(flags))
-    for row, part in zip(rows, whole.split(list(counts)), strict=True):
-        row[heads : heads + part.numel()] = part
-    received = transport.all_to_all(rows.view(-1)).view(ranks, -1)
-    result = whole.new_zeros(longest)
-    result[:own] = two_pass.combine([row[heads : heads + own] for row in received])
-    gathered = transport.all_gather(result)
-    parts = [row[:count] for row, count in zip(gathered, counts, strict=True)]
+    parts = whole.split(counts)
+    received = transport.all_to_all(
+        torch.cat([piece for part in parts for piece in (*head, part)]),
+        [heads + count for count in counts],
+    )
+    result = two_pass.combine(received[:, heads:])
+    gathered = transport.all_gather(pad(result, (0, max(counts) - len(result))))
+    results = [row[:count] for row, count in zip(gathered, counts, strict=True)]
     highest = _highest(received[:, :heads], flags)
-    two_pass.decode([(*highest, torch.cat(parts))])
+    two_pass.decode([(*highest, torch.cat(results))])
     return message_nbytes(message)
 
 
@@ -148,12 +147,9 @@ class TwoPass(Operation):
         """Return the message."""
         return (self.message,)
 
-    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def combine(self, parts: torch.Tensor) -> torch.Tensor:
         """Add up."""
-        total, *others = (part.clone() for part in parts)
-        for part in others:
-            total += part
-        return total
+        return parts.sum(0, dtype=parts.dtype)
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Keep what came."""

@@ -40,11 +40,12 @@ from comm_plan.compressors.chunks import at_once
 from comm_plan.compressors.packing import pack_codes, unpack_codes
 from comm_plan.compressors.partitioned import dealt
 from comm_plan.plans.compression import DoubleSqueeze
+from comm_plan.plans.compression.spec import packed_nbytes
 
 _LEAST = 1e-30
-"""A group whose step would be smaller waits: float32 has no reciprocals of such."""
+"""The least step, so that nothing is divided by zero; smaller numbers wait."""
 
-_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 18
 """Elements to work on at a time on CPU: with fewer, calls cost more than work."""
 
 
@@ -65,25 +66,22 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
         self._levels = 2 ** (spec.bits - 1) - 1
+        self._packed_nbytes = packed_nbytes(spec.step_numel, spec.bits)
         groups = [spec.groups(slot.numel) for slot in self.slots]
-        ends = list(accumulate(groups))
-        self._rows = [
-            slice(end - own, end) for own, end in zip(groups, ends, strict=True)
-        ]
         parts = dealt(sum(groups), context.world_size, 0)
         self.counts: Sequence[int] = [rows * spec.record_nbytes for rows in parts]
         begin = sum(parts[: context.rank])
         self._own = slice(begin, begin + parts[context.rank])
-        device = context.device
-        self._residual = torch.zeros(
-            sum(groups), spec.step_numel, dtype=torch.float32, device=device
-        )
-        self.state[RESIDUAL] = [
-            self._residual[rows].view(-1)[: slot.numel]
-            for slot, rows in zip(self.slots, self._rows, strict=True)
-        ]
+        starts = list(accumulate(groups, initial=0))
+        self._residual, self.state[RESIDUAL] = self._by_slot(starts)
+        self._mean, self._means = self._by_slot(starts)
         self._records = self._new_records(sum(groups))
-        self._means: torch.Tensor | None = None
+        self._is_float32 = True
+        self._received: torch.Tensor | None = None
+
+    def view(self, index: int) -> torch.Tensor | None:
+        """Return where the mean of tensor ``index`` lies, if it is of float32."""
+        return self._means[index] if self._is_float32 else None
 
     def add(
         self,
@@ -92,51 +90,54 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Add the gradient to the residual."""
+        self._is_float32 = gradient.dtype == torch.float32
         self.state[RESIDUAL][index] += gradient
 
     def encode(self) -> Message:
         """Return the records of all groups; what they leave out stays."""
-        self._means = None
+        self._received = None
         self._squeeze(self._residual, self._records)
         return (self._records.view(-1),)
 
-    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def combine(self, parts: torch.Tensor) -> torch.Tensor:
         """Return the records of the mean of this rank's part.
 
         Args:
-            parts: [counts of this rank] uint8 of every rank, its own included.
+            parts: [P, bytes] uint8, that part of every rank's message.
         """
+        ranks = self.context.world_size
         total = self._residual[self._own]
-        for part in parts:
-            self._add_up(part.view(-1, self.spec.record_nbytes), total)
-        records = self._new_records(len(total))
-        self._squeeze(total, records, 1 / self.context.world_size)
-        return records.view(-1)
+        records = parts.unflatten(1, (len(total), self.spec.record_nbytes))
+        for rows in self._cut(total, ranks):
+            levels, steps = self._read(records[:, rows])
+            total[rows] += levels.mul_(steps).sum(0)
+        mean = self._new_records(len(total))
+        self._squeeze(total, mean, 1 / ranks)
+        return mean.view(-1)
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the records of the mean."""
-        ((means,),) = messages
-        self._means = means.view(-1, self.spec.record_nbytes)
+        ((received,),) = messages
+        self._received = received.view(-1, self.spec.record_nbytes)
+        for rows in self._cut(self._mean):
+            levels, steps = self._read(self._received[rows])
+            torch.mul(levels, steps, out=self._mean[rows])
 
     def write(self, index: int, out: torch.Tensor) -> None:
-        """Overwrite ``out`` with the mean of tensor ``index``."""
-        assert self._means is not None
-        size = self.spec.step_numel
-        records = self._means[self._rows[index]]
-        for rows, levels, steps in self._read(records):
-            part = out[rows.start * size : rows.stop * size]
-            part.copy_(levels.mul_(steps).view(-1)[: part.numel()])
+        """Copy the mean of tensor ``index`` to ``out``."""
+        out.copy_(self._means[index])
 
     def undo(self) -> None:
         """Return to the residuals the result: each rank takes its own part.
 
         All else is in the residuals of the owners.
         """
-        if self._means is None:
+        if self._received is None:
             return
-        own, ranks = self._means[self._own], self.context.world_size
-        self._add_up(own, self._residual[self._own], ranks)
-        self._means = None
+        levels, steps = self._read(self._received[self._own])
+        own = self._residual[self._own]
+        own.addcmul_(levels, steps, value=self.context.world_size)
+        self._received = None
 
     def _squeeze(
         self, values: torch.Tensor, records: torch.Tensor, scale: float = 1.0
@@ -150,46 +151,52 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         """
         for rows in self._cut(values):
             part = values[rows]
-            steps = part.abs().amax(1, keepdim=True).div_(self._levels)
-            steps[steps < _LEAST] = 0.0
-            levels = (part * torch.where(steps > 0, 1 / steps, 0.0)).round_()
+            largest = part.abs().amax(1, keepdim=True)
+            steps = largest.div_(self._levels).clamp_(min=_LEAST)
+            levels = (part / steps).round_()
             part.addcmul_(levels, steps, value=-1)
             codes = levels.to(torch.int8).add_(self._levels).view(torch.uint8)
             packed, sent_steps = self._split(records[rows])
-            packed.copy_(pack_codes(codes.view(-1), self.spec.bits).view_as(packed))
+            packed.copy_(pack_codes(codes, self.spec.bits))
             torch.mul(steps, scale, out=sent_steps)
 
-    def _add_up(
-        self, records: torch.Tensor, total: torch.Tensor, times: float = 1.0
-    ) -> None:
-        """Add what ``records`` say, so many ``times``, to ``total``."""
-        for rows, levels, steps in self._read(records):
-            total[rows].addcmul_(levels, steps, value=times)
+    def _read(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the levels [..., step_numel] and the steps [..., 1] of groups.
 
-    def _read(
-        self, records: torch.Tensor
-    ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Yield groups, their levels [groups, step_numel] and steps [groups, 1]."""
-        numel = self.spec.step_numel
-        for rows in self._cut(records):
-            packed, steps = self._split(records[rows])
-            codes = unpack_codes(
-                packed.reshape(-1), self.spec.bits, packed.shape[0] * numel
-            )
-            levels = codes.view(-1, numel).float().sub_(self._levels)
-            yield rows, levels, steps
+        Args:
+            records: [..., record_nbytes].
+        """
+        packed, steps = self._split(records)
+        codes = unpack_codes(packed, self.spec.bits, self.spec.step_numel)
+        return codes.view(torch.int8).sub_(self._levels).float(), steps
 
-    def _cut(self, groups: torch.Tensor) -> Iterator[slice]:
-        """Yield the rows of ``groups`` in pieces that stay in cache."""
+    def _split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the packed levels [..., bytes] and the steps [..., 1]."""
+        packed = records[..., : self._packed_nbytes]
+        return packed, records[..., self._packed_nbytes :].view(torch.float32)
+
+    def _cut(self, groups: torch.Tensor, times: int = 1) -> Iterator[slice]:
+        """Yield the rows of ``groups`` in pieces that stay in cache so many times."""
         numel = at_once(groups, on_cpu=_AT_ONCE)
-        rows = max(1, numel // self.spec.step_numel)
+        rows = max(1, numel // (times * self.spec.step_numel))
         for start in range(0, len(groups), rows):
             yield slice(start, min(start + rows, len(groups)))
 
-    def _split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the packed levels [groups, bytes] and the steps [groups, 1]."""
-        nbytes = self.spec.step_numel * self.spec.bits // 8
-        return records[:, :nbytes], records[:, nbytes:].view(torch.float32)
+    def _by_slot(
+        self, starts: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return zeros for all groups, and each slot's part of them [numel].
+
+        Args:
+            starts: the first group of each slot, and their number.
+        """
+        shape = starts[-1], self.spec.step_numel
+        whole = torch.zeros(shape, dtype=torch.float32, device=self.context.device)
+        parts = [
+            whole[start:].view(-1)[: slot.numel]
+            for slot, start in zip(self.slots, starts, strict=False)
+        ]
+        return whole, parts
 
     def _new_records(self, groups: int) -> torch.Tensor:
         """Return room for the records of so many groups."""

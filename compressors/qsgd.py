@@ -22,14 +22,13 @@ import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
 from comm_plan.compressors.chunks import at_once
-from comm_plan.compressors.packing import (
-    CHUNK_NUMEL,
-    pack_codes,
-    padded,
-    unpack_codes,
-)
+from comm_plan.compressors.packing import pack_codes, padded, unpack_codes
 from comm_plan.compressors.rounding import StochasticRounding, random_key
 from comm_plan.plans.compression import Qsgd
+from comm_plan.plans.compression.spec import packed_nbytes
+
+_AT_ONCE = 1 << 18
+"""Elements to work on at a time on CPU."""
 
 
 class QsgdCompressor(Compressor[Qsgd]):
@@ -42,7 +41,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         super().__init__(spec, collective, slots, context)
         self._levels = 2 ** (spec.bits - 1) - 1
         numels = [slot.numel for slot in self.slots]
-        self._packed_numels = [-(-n * spec.bits // 8) for n in numels]
+        self._packed_numels = [packed_nbytes(n, spec.bits) for n in numels]
         self._norm_numels = [-(-n // spec.norm_numel) for n in numels]
         device = context.device
         self._packed = torch.zeros(
@@ -97,7 +96,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         On CPU as many as fit into a cache; they fill whole bytes whatever the bits.
         """
         size = self.spec.norm_numel
-        groups = 8 * -(-at_once(tensor, on_cpu=CHUNK_NUMEL) // (8 * size))
+        groups = 8 * -(-at_once(tensor, on_cpu=_AT_ONCE) // (8 * size))
         return groups, groups * size * self.spec.bits // 8
 
     def encode(self) -> Message:

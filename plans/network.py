@@ -99,8 +99,8 @@ class Network(Document):
     ``comm_plan.collectives.registry``. ``nbytes`` is the full buffer on a rank:
     all-reduce, broadcast and point to point: the message; all-gather: the gathered
     total; reduce-scatter: the input; gTop-k and SparDL: the k values and k indices
-    that one rank contributes. ``emulated_link`` is what the collectives were held back
-    to, if they were.
+    that one rank contributes; two passes: the message of one rank. ``emulated_link`` is
+    what the collectives were held back to, if they were.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/network"

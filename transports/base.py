@@ -11,6 +11,7 @@ Sizes: P is the world size, n the number of elements of the argument.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from comm_plan.errors import InputError
@@ -68,10 +69,12 @@ class Transport(ABC):
         """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
 
     @abstractmethod
-    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return [n]: part p is this rank's part of rank p's ``tensor`` [n].
+    def all_to_all(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Return [P, counts of this rank]: row p is this rank's part of rank p's.
 
-        ``tensor`` is P parts of n / P elements, part p for rank p.
+        Args:
+            tensor: [n], a part for every rank, by rank.
+            counts: elements of each part, the same on all ranks; they add up to n.
         """
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -112,11 +112,17 @@ class TorchTransport(Transport):
             _reduce_scatter(part, tensor, group=self._group)
         return part
 
-    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_to_all(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Exchange the parts."""
-        received = torch.empty_like(tensor)
+        received = tensor.new_empty(self.world_size, counts[self.rank])
         with _named("all-to-all"):
-            dist.all_to_all_single(received, tensor, group=self._group)
+            dist.all_to_all_single(
+                received.view(-1),
+                tensor,
+                [counts[self.rank]] * self.world_size,
+                list(counts),
+                group=self._group,
+            )
         return received
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,11 +103,17 @@ class MpiTransport(Transport):
             self._comm.Reduce_scatter_block(tensor.cpu().numpy(), part.numpy())
         return part.to(tensor.device)
 
-    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Exchange the parts."""
-        received = torch.empty_like(tensor, device="cpu")
+    def all_to_all(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Exchange the parts with MPI_Alltoallv."""
+        own, size = counts[self.rank], tensor.element_size()
+        received = torch.empty(self.world_size, own, dtype=tensor.dtype)
+        sent_nbytes = [count * size for count in counts]
+        received_nbytes = [own * size] * self.world_size
         with self._named("all-to-all"):
-            self._comm.Alltoall(_raw(tensor.cpu()), _raw(received))
+            self._comm.Alltoallv(
+                [_raw(tensor.cpu()), sent_nbytes],
+                [_raw(received.view(-1)), received_nbytes],
+            )
         return received.to(tensor.device)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -194,8 +200,8 @@ class MpiTransport(Transport):
 
     def _sum_my_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return [n / P]: this rank's part of the sum of ``tensor`` [n]."""
-        parts = self.all_to_all(tensor).view(self.world_size, -1)
-        return parts.float().sum(0).to(tensor.dtype)
+        counts = [tensor.numel() // self.world_size] * self.world_size
+        return self.all_to_all(tensor, counts).float().sum(0).to(tensor.dtype)
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from comm_plan.plans.compression.spec import (
     FLOAT32_NBYTES,
     RESIDUAL,
     EveryElement,
+    packed_nbytes,
 )
 
-GROUPS = {3: 128, 4: 512, 8: 512}
+GROUPS = {3: 256, 4: 512, 8: 512}
 """Elements that share one step, by bits a level: fewer levels want smaller groups."""
 
 _MULTIPLE = 32  # the levels of a group fill whole words, whatever the bits
@@ -50,7 +51,7 @@ class DoubleSqueeze(EveryElement):
     @property
     def record_nbytes(self) -> int:
         """Bytes of a group: its levels and a float32 step."""
-        return self.step_numel * self.bits // 8 + FLOAT32_NBYTES
+        return packed_nbytes(self.step_numel, self.bits) + FLOAT32_NBYTES
 
     @property
     def ratio(self) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from comm_plan.plans.compression.spec import FLOAT32_NBYTES, EveryElement
+from comm_plan.plans.compression.spec import FLOAT32_NBYTES, EveryElement, packed_nbytes
 
 QSGD_GROUPS = {2: 128, 3: 512, 4: 512}
 """Elements that share one norm, by bits a level (VGC paper, section 6)."""
@@ -44,7 +44,7 @@ class Qsgd(EveryElement):
     def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
         """Return the packed levels and a float32 norm per group, tensor by tensor."""
         return sum(
-            math.ceil(n * self.bits / 8)
+            packed_nbytes(n, self.bits)
             + FLOAT32_NBYTES * math.ceil(n / self.norm_numel)
             for n in numels
         )

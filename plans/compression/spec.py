@@ -60,6 +60,18 @@ def selected(numel: int, density: float) -> int:
     return min(numel, max(1, math.ceil(numel * density * (1 - 1e-12))))
 
 
+def packed_together(bits: int) -> tuple[int, int]:
+    """Return how many codes of ``bits`` bits fill how many whole bytes, the fewest."""
+    common = math.gcd(8, bits)
+    return 8 // common, bits // common
+
+
+def packed_nbytes(numel: int, bits: int) -> int:
+    """Return the bytes of ``numel`` codes of ``bits`` bits, packed together."""
+    together, nbytes = packed_together(bits)
+    return -(-numel // together) * nbytes
+
+
 def for_each(value: T | tuple[T, ...], tensors: int, values: str) -> tuple[T, ...]:
     """Return a value for each of a bucket's ``tensors``.
 

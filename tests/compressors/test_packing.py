@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.compressors.packing import CHUNK_NUMEL as CODES_CHUNK_NUMEL
 from comm_plan.compressors.packing import (
     pack_codes,
     pack_trits,
@@ -19,6 +18,7 @@ from comm_plan.compressors.rounding import (
     random_key,
     round_stochastically,
 )
+from comm_plan.plans.compression.spec import packed_nbytes, packed_together
 
 
 @given(st.lists(st.integers(-1, 1), min_size=1, max_size=60))
@@ -36,32 +36,32 @@ def test_every_byte_of_trits_is_its_base_3_number():
     assert packed.tolist() == list(range(243))
 
 
-@given(st.data(), st.integers(1, 8))
+@given(st.data(), st.integers(1, 8), st.integers(1, 3))
 @settings(max_examples=200)
-def test_codes_come_back_from_their_bits(data, bits):
-    values = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=50))
-    codes = torch.tensor(values, dtype=torch.uint8)
+def test_codes_come_back_from_their_bits(data, bits, rows):
+    numel = data.draw(st.integers(1, 50))
+    values = st.lists(st.integers(0, 2**bits - 1), min_size=numel, max_size=numel)
+    codes = torch.tensor([data.draw(values) for _ in range(rows)], dtype=torch.uint8)
     packed = pack_codes(codes, bits)
-    assert packed.numel() == -(-len(values) * bits // 8)
-    assert torch.equal(unpack_codes(packed, bits, len(values)), codes)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4])
-def test_many_codes_come_back_although_packed_in_chunks(bits):
-    numel = 2 * CODES_CHUNK_NUMEL + 5
-    codes = torch.randint(0, 2**bits, (numel,), dtype=torch.uint8)
-    packed = pack_codes(codes, bits)
-    assert packed.numel() == -(-numel * bits // 8)
+    assert packed.shape == (rows, packed_nbytes(numel, bits))
     assert torch.equal(unpack_codes(packed, bits, numel), codes)
 
 
 @given(st.data(), st.integers(1, 8))
-def test_codes_are_a_stream_of_bits_lowest_first(data, bits):
-    values = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=50))
+def test_codes_that_are_packed_together_are_a_stream_of_bits_lowest_first(data, bits):
+    together, nbytes = packed_together(bits)
+    assert 8 * nbytes == together * bits
+    numbers = st.integers(0, 2**bits - 1)
+    values = data.draw(st.lists(numbers, min_size=together, max_size=together))
     packed = pack_codes(torch.tensor(values, dtype=torch.uint8), bits)
     stream = [value >> bit & 1 for value in values for bit in range(bits)]
     expected = np.packbits(np.array(stream, np.uint8), bitorder="little")
     assert packed.tolist() == expected.tolist()
+
+
+@given(st.integers(1, 10**6), st.integers(1, 8))
+def test_packed_codes_take_few_bytes_more_than_their_bits(numel, bits):
+    assert 0 <= packed_nbytes(numel, bits) - numel * bits / 8 < bits
 
 
 def rounded(x: torch.Tensor, *key: int) -> torch.Tensor:

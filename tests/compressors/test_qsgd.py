@@ -155,5 +155,5 @@ def test_working_in_chunks_changes_nothing(bits, numels, ranks, group, at_once):
 
     gradients = [[torch.randn(n) for n in numels] for _ in range(ranks)]
     whole = means()
-    with patch.object(qsgd_module, "CHUNK_NUMEL", at_once):
+    with patch.object(qsgd_module, "_AT_ONCE", at_once):
         assert all(map(torch.equal, means(), whole))

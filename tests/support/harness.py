@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
@@ -147,11 +147,10 @@ class ThreadTransport(Transport):
         total = _sum(self._tensors("reduce-scatter", tensor))
         return total.view(self.world_size, -1)[self.rank].clone()
 
-    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_to_all(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Take this rank's part of each."""
-        every = self._tensors("all-to-all", tensor)
-        parts = [sent.view(self.world_size, -1)[self.rank] for sent in every]
-        return torch.cat(parts)
+        every = self._tensors(f"all-to-all of {list(counts)}", tensor)
+        return torch.stack([sent.split(list(counts))[self.rank] for sent in every])
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Copy the root's."""

@@ -71,7 +71,7 @@ def test_what_one_rank_gathers_is_its_own_memory():
         LocalTransport().all_gather(tensor),
         *LocalTransport().all_gather_unequal(tensor),
         LocalTransport().reduce_scatter(tensor),
-        LocalTransport().all_to_all(tensor),
+        LocalTransport().all_to_all(tensor, [3]),
     ):
         gathered.zero_()
     assert tensor.tolist() == [1, 1, 1]

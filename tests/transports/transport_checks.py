@@ -87,12 +87,12 @@ def reduce_scatter(transport: Transport, dtype: torch.dtype) -> None:
 
 
 def all_to_all(transport: Transport, dtype: torch.dtype) -> None:
-    """This rank's part of every rank's tensor, also of no elements."""
+    """This rank's part of every rank's tensor: equal ones, growing ones, none."""
     rank, ranks = transport.rank, transport.world_size
-    for numel in (4, 0):
-        tensors = inputs(transport, numel * ranks, dtype)
-        got = transport.all_to_all(tensors[rank])
-        equal(got, torch.cat([t.view(ranks, -1)[rank] for t in tensors]))
+    for counts in ([4] * ranks, [3 * r for r in range(ranks)], [0] * ranks):
+        tensors = inputs(transport, sum(counts), dtype)
+        got = transport.all_to_all(tensors[rank], counts)
+        equal(got, torch.stack([t.split(counts)[rank] for t in tensors]))
 
 
 def broadcast(transport: Transport, dtype: torch.dtype) -> None:
@@ -190,7 +190,7 @@ def inputs_are_kept(transport: Transport) -> None:
     transport.all_gather(tensor)
     transport.all_gather_unequal(tensor)
     transport.reduce_scatter(tensor)
-    transport.all_to_all(tensor)
+    transport.all_to_all(tensor, [4] * transport.world_size)
     equal(tensor, made_by(transport.rank, 4 * transport.world_size, torch.float16))
 
 
