@@ -144,7 +144,8 @@ class Compressor(ABC, Generic[SpecT]):
     def view(self, index: int) -> torch.Tensor | None:
         """Return the part of the bucket in which the gradient of a tensor may live.
 
-        None: the compressor keeps no such place for tensor ``index``.
+        The mean is there once messages are decoded. None: the compressor keeps no such
+        place for tensor ``index``.
         """
         return None
 

@@ -15,7 +15,16 @@ from torch.distributed.fsdp import fully_shard
 
 from comm_plan import parallelize
 from comm_plan.errors import InputError, MismatchError, NonFiniteError, RunError
-from comm_plan.plans import Bucket, Fp16, Plan, PlannedModel, Qsgd, Replan, TopK
+from comm_plan.plans import (
+    Bucket,
+    DoubleSqueeze,
+    Fp16,
+    Plan,
+    PlannedModel,
+    Qsgd,
+    Replan,
+    TopK,
+)
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.runtime.trainer import Options
@@ -548,6 +557,35 @@ def test_with_bucket_views_gradients_are_parts_of_the_bucket():
     storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters()}
     assert len(storages) == 1
     engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_means_that_are_parts_of_the_bucket_train_as_copies_do(dtype, set_to_none):
+    spec = DoubleSqueeze(bits=3, group_numel=32)
+
+    def trained(transport, shares):
+        model = small().to(dtype)
+        bucket = Bucket(
+            tensors=tuple(trainable(model)), compressor=spec, collective="two_pass"
+        )
+        plan = plan_for(model, buckets=(bucket,), world_size=2)
+        options = {"transport": transport, "gradient_as_bucket_view": shares}
+        engine = parallelize(model, plan, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            scale = 1 + step * (1 + transport.rank)
+            (model(torch.ones(2, 6, dtype=dtype) * scale).square().mean()).backward()
+            optimizer.step()
+        engine.close()
+        return [p.detach().clone() for p in model.parameters()]
+
+    copied, _ = run_ranks(2, trained, False)
+    shared, other = run_ranks(2, trained, True)
+    for one, two, three in zip(copied, shared, other, strict=True):
+        assert one.dtype == dtype
+        assert torch.equal(one, two) and torch.equal(two, three)
 
 
 def test_a_second_engine_takes_the_place_of_the_first():
