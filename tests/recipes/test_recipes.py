@@ -85,7 +85,7 @@ def test_the_tests_over_the_registries_cover_what_was_added(copy):
 
 
 def test_help_lists_what_was_added(copy):
-    wide = {"COLUMNS": "200"}
+    wide = {"COLUMNS": "400"}
     text = "".join(copy.python("-c", _help(verb, wide)) for verb in ("solve", "train"))
     for name in ("gathered", "dense-star", "pairs", "alone", "star"):
         assert name in text
