@@ -48,7 +48,7 @@ from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Tuning
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
-METHODS = ("fp16", "qsgd", "terngrad", "topk", "gtopk")
+METHODS = ("fp16", "qsgd", "doublesqueeze", "terngrad", "topk", "gtopk")
 ASKED: Mapping[str, tuple[str, ...]] = {
     **{solver: ("--solver", solver) for solver in SOLVERS},
     "lags, as printed": ("--solver", "lags", "--literal"),
@@ -57,8 +57,8 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 }
 """What ``solve`` is told for each plan."""
 
-KINDS = "dense,fp16,qsgd,terngrad,topk,model_topk"
-COLLECTIVES = "allreduce,allgather,gtopk"
+KINDS = "dense,fp16,qsgd,double_squeeze,terngrad,topk,model_topk"
+COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 TUNED = "tuned"
