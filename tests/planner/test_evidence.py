@@ -131,5 +131,6 @@ def test_auto_may_use_what_the_page_on_accuracy_says():
         "fp16": 2,
         "bf16": 2,
         "qsgd": 8,
+        "doublesqueeze": 32 / 3,
         "topk": 20,
     }
