@@ -22,7 +22,11 @@ _MULTIPLE = 32  # the levels of a group fill whole words, whatever the bits
 
 
 class DoubleSqueeze(EveryElement):
-    """Nearest levels, of parts and of their sums, with error feedback."""
+    """Nearest levels, of parts and of their sums, with error feedback.
+
+    ``bits`` (higher: less compression) of a level, sign included; ``group_numel``
+    elements of a tensor share a step, None: as many as in :data:`GROUPS`.
+    """
 
     kind: Literal["double_squeeze"] = "double_squeeze"
     bits: Literal[3, 4, 8] = 4
