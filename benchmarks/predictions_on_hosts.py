@@ -33,6 +33,7 @@ from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
+    COLLECTIVES,
     comm_plan,
     hosts_parser,
     module,
@@ -58,7 +59,6 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 """What ``solve`` is told for each plan."""
 
 KINDS = "dense,fp16,qsgd,double_squeeze,terngrad,topk,model_topk"
-COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 TUNED = "tuned"

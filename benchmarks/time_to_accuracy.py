@@ -24,6 +24,7 @@ from statistics import median
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
+    COLLECTIVES,
     comm_plan,
     module,
     require_hosts,
@@ -39,7 +40,6 @@ CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
 
 HOOKS = ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
-COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
 CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),

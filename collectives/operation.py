@@ -29,6 +29,11 @@ def pattern(numel: int, device: torch.device) -> torch.Tensor:
     return period.repeat(numel // _PERIOD + 1)[:numel].clone()
 
 
+def dealt(total: int, world_size: int) -> list[int]:
+    """Return how many of ``total`` each rank gets, as evenly as whole numbers allow."""
+    return [(total + rank) // world_size for rank in range(world_size)]
+
+
 class Operation(ABC):
     """One collective at one size.
 

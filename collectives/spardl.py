@@ -31,6 +31,7 @@ from comm_plan.collectives.gtopk import (
     split,
 )
 from comm_plan.collectives.message import Codec, message_nbytes, pack
+from comm_plan.collectives.operation import dealt
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 
@@ -181,8 +182,7 @@ class SparDL(GTopK):
 
     def slots(self, entries: int) -> list[int]:
         """Return the entries of each block."""
-        world_size = self.transport.world_size
-        return [(entries + block) // world_size for block in range(world_size)]
+        return dealt(entries, self.transport.world_size)
 
     def run(self) -> None:
         """Aggregate."""

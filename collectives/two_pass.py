@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from comm_plan.collectives.collective import Codings, Collective
 from comm_plan.collectives.costs import Terms
 from comm_plan.collectives.message import Codec, message_nbytes, pack, unpack
-from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation
+from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation, dealt
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 
@@ -133,10 +133,8 @@ class TwoPass(Operation):
         """Make this rank's message, a part of whole elements for every rank."""
         import torch
 
-        ranks, numel = self.transport.world_size, nbytes // FLOAT32_NBYTES
-        self.counts = [
-            FLOAT32_NBYTES * ((numel + rank) // ranks) for rank in range(ranks)
-        ]
+        numels = dealt(nbytes // FLOAT32_NBYTES, self.transport.world_size)
+        self.counts = [FLOAT32_NBYTES * numel for numel in numels]
         self.numbers = self.pattern(FLOAT32_NBYTES * nbytes).to(torch.uint8)
         self.message = self.numbers + self.transport.rank
 

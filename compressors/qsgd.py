@@ -97,7 +97,7 @@ class QsgdCompressor(Compressor[Qsgd]):
         """
         size = self.spec.norm_numel
         groups = 8 * -(-at_once(tensor, on_cpu=_AT_ONCE) // (8 * size))
-        return groups, groups * size * self.spec.bits // 8
+        return groups, packed_nbytes(groups * size, self.spec.bits)
 
     def encode(self) -> Message:
         """Return (packed levels, norms)."""

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.compressors import build
-from comm_plan.compressors.base import RESIDUAL, Context, Slot
+from comm_plan.compressors.base import RESIDUAL
 from comm_plan.plans.compression import DoubleSqueeze
 from comm_plan.tests.support.harness import run_ranks
-from comm_plan.tests.support.rank_programs import written
+from comm_plan.tests.support.rank_programs import bucket_steps
 
 GROUP = 32
 
@@ -27,20 +25,8 @@ def steps(gradients, bits=4, group_numel=GROUP):
         group_numel: of the spec.
     """
     spec = DoubleSqueeze(bits=bits, group_numel=group_numel)
-
-    def run(transport):
-        slots = [Slot(f"t{i}", len(t)) for i, t in enumerate(gradients[0][0])]
-        context = Context(transport.world_size, transport.rank, transport.device)
-        bucket = build(spec, "two_pass", slots, context)
-        applied = []
-        for of_ranks in gradients:
-            for index, tensor in enumerate(of_ranks[transport.rank]):
-                bucket.add(index, tensor)
-            COLLECTIVES["two_pass"].aggregate(transport, bucket)
-            applied.append(written(bucket))
-        return applied, torch.cat(bucket.state[RESIDUAL])
-
-    return run_ranks(len(gradients[0]), run)
+    ranks = run_ranks(len(gradients[0]), bucket_steps, spec, gradients)
+    return [(applied, torch.cat(bucket.state[RESIDUAL])) for applied, bucket in ranks]
 
 
 def test_by_hand():
@@ -105,7 +91,7 @@ def test_rounding_leaves_less_than_there_was():
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-30, 1e30])
 def test_zeros_and_numbers_at_the_end_of_the_range_stay_finite(scale):
     gradient = scale * torch.tensor([1.0, -0.5, 0.0])
-    for (applied,), left in steps([[[gradient]]] * 1, bits=8):
+    for (applied,), left in steps([[[gradient]]], bits=8):
         assert applied.isfinite().all() and left.isfinite().all()
         torch.testing.assert_close(applied + left, gradient)
         assert applied[2] == left[2] == 0

@@ -8,28 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.compressors import build
-from comm_plan.compressors.base import RESIDUAL, VELOCITY, Context, Slot
-from comm_plan.compressors.momentum import Momentum
+from comm_plan.compressors.base import RESIDUAL, VELOCITY
 from comm_plan.compressors.partitioned import dealt
 from comm_plan.plans.compression import PartitionTopK, SparDL, selected
 from comm_plan.tests.support.harness import run_ranks
-from comm_plan.tests.support.rank_programs import written
+from comm_plan.tests.support.rank_programs import (
+    Training,
+    bucket_steps,
+    new_compressor,
+    written,
+)
 
 SPECS = {"partition_topk": PartitionTopK, "spardl": SparDL}
 both = pytest.mark.parametrize("kind", SPECS)
-
-
-def compressor(transport, kind, numels, momentum=None, **options):
-    spec = SPECS[kind](**options)
-    slots = [Slot(f"t{i}", numel) for i, numel in enumerate(numels)]
-    context = Context(
-        transport.world_size,
-        transport.rank,
-        transport.device,
-        momentum_of=None if momentum is None else lambda _: Momentum(momentum),
-    )
-    return build(spec, spec.default_collective(), slots, context)
 
 
 def steps(kind, gradients, **options):
@@ -40,20 +31,9 @@ def steps(kind, gradients, **options):
         gradients: step by step and rank by rank, the tensors of the bucket.
         options: of the spec, and the ``momentum`` that is corrected.
     """
-
-    def run(transport):
-        numels = [len(tensor) for tensor in gradients[0][0]]
-        bucket = compressor(transport, kind, numels, **options)
-        applied = []
-        for number, of_ranks in enumerate(gradients):
-            bucket.step = number
-            for index, tensor in enumerate(of_ranks[transport.rank]):
-                bucket.add(index, tensor)
-            COLLECTIVES[bucket.collective].aggregate(transport, bucket)
-            applied.append(written(bucket))
-        return applied, bucket
-
-    return run_ranks(len(gradients[0]), run)
+    momentum = options.pop("momentum", None)
+    spec = SPECS[kind](**options)
+    return run_ranks(len(gradients[0]), bucket_steps, spec, gradients, momentum)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 40))
@@ -112,7 +92,10 @@ def test_one_element_for_many_ranks_reaches_every_part(kind):
 @both
 def test_the_density_of_a_warm_up_holds_at_once(kind):
     def run(transport):
-        bucket = compressor(transport, kind, [100, 30], density=0.01)
+        spec = SPECS[kind](density=0.01)
+        shapes = ((100,), (30,))
+        training = Training(spec, spec.default_collective(), shapes, (), seed=0)
+        bucket = new_compressor(transport, training)
         sent = []
         for step, floor in enumerate([0.25, 0.0725, 0.0]):
             bucket.step, bucket.density_floor = step, floor

@@ -13,6 +13,7 @@ from comm_plan.collectives.message import Message, message_nbytes
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Slot
+from comm_plan.compressors.momentum import Momentum
 from comm_plan.transports.base import Transport
 
 
@@ -120,6 +121,38 @@ def train(transport: Transport, training: Training) -> list[Step]:
             )
         )
     return steps
+
+
+def bucket_steps(
+    transport: Transport,
+    spec: Any,
+    gradients: Sequence[Sequence[Sequence[torch.Tensor]]],
+    momentum: float | None = None,
+) -> tuple[list[torch.Tensor], Compressor]:
+    """Return what is applied in each step, and this rank's compressor.
+
+    Args:
+        transport: over the ranks.
+        spec: of the bucket, which travels by its default collective.
+        gradients: step by step and rank by rank, the tensors of the bucket.
+        momentum: that is corrected; None: none is.
+    """
+    slots = [Slot(f"t{i}", len(tensor)) for i, tensor in enumerate(gradients[0][0])]
+    context = Context(
+        transport.world_size,
+        transport.rank,
+        transport.device,
+        momentum_of=None if momentum is None else lambda _: Momentum(momentum),
+    )
+    bucket = build(spec, spec.default_collective(), slots, context)
+    applied = []
+    for number, of_ranks in enumerate(gradients):
+        bucket.step = number
+        for index, tensor in enumerate(of_ranks[transport.rank]):
+            bucket.add(index, tensor)
+        COLLECTIVES[bucket.collective].aggregate(transport, bucket)
+        applied.append(written(bucket))
+    return applied, bucket
 
 
 def mean_of_repetitions(
