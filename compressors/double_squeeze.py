@@ -15,11 +15,7 @@ ranks there are, where QSGD's all-gather brings P - 1 of them. The ranks' residu
 P times the applied mean add up to all gradients, step by step.
 
 C works by groups of elements (``spec.step_numel``; the last of a tensor may be
-shorter). With m the largest magnitude of the group and L = 2^(bits - 1) - 1, an element
-becomes the nearest multiple of the step ``m / L``. Zeros stay zeros, and no element is
-rounded away from zero by more than it is large, so that what is left is less than what
-there was. A group travels as a record: its levels, plus L, of ``bits`` bits each
-(:mod:`~comm_plan.compressors.packing`), and the step in float32.
+shorter), each of which travels as a record of :mod:`comm_plan.compressors.levels`.
 
 Differences from the paper: ranks own parts instead of one server, as with the
 compressed all-reduce of 1-bit Adam (Tang et al., 2021). The error of the second pass is
@@ -30,23 +26,15 @@ SGD's momentum the digits do not train; with three they do as without compressio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
+from comm_plan.compressors import levels
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
-from comm_plan.compressors.chunks import at_once
-from comm_plan.compressors.packing import pack_codes, unpack_codes
 from comm_plan.compressors.partitioned import dealt
 from comm_plan.plans.compression import DoubleSqueeze
-from comm_plan.plans.compression.spec import packed_nbytes
-
-_LEAST = 1e-30
-"""The least step, so that nothing is divided by zero; smaller numbers wait."""
-
-_AT_ONCE = 1 << 18
-"""Elements to work on at a time on CPU: with fewer, calls cost more than work."""
 
 
 class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
@@ -65,8 +53,6 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
-        self._levels = 2 ** (spec.bits - 1) - 1
-        self._packed_nbytes = packed_nbytes(spec.step_numel, spec.bits)
         groups = [spec.groups(slot.numel) for slot in self.slots]
         parts = dealt(sum(groups), context.world_size, 0)
         self.counts: Sequence[int] = [rows * spec.record_nbytes for rows in parts]
@@ -96,7 +82,7 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
     def encode(self) -> Message:
         """Return the records of all groups; what they leave out stays."""
         self._received = None
-        self._squeeze(self._residual, self._records)
+        levels.squeeze(self._residual, self._records, self.spec.bits)
         return (self._records.view(-1),)
 
     def combine(self, parts: torch.Tensor) -> torch.Tensor:
@@ -108,20 +94,16 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         ranks = self.context.world_size
         total = self._residual[self._own]
         records = parts.unflatten(1, (len(total), self.spec.record_nbytes))
-        for rows in self._cut(total, ranks):
-            levels, steps = self._read(records[:, rows])
-            total[rows] += levels.mul_(steps).sum(0)
+        levels.add(records, total, self.spec.bits)
         mean = self._new_records(len(total))
-        self._squeeze(total, mean, 1 / ranks)
+        levels.squeeze(total, mean, self.spec.bits, 1 / ranks)
         return mean.view(-1)
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the records of the mean."""
         ((received,),) = messages
         self._received = received.view(-1, self.spec.record_nbytes)
-        for rows in self._cut(self._mean):
-            levels, steps = self._read(self._received[rows])
-            torch.mul(levels, steps, out=self._mean[rows])
+        levels.read(self._received, self._mean, self.spec.bits)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Copy the mean of tensor ``index`` to ``out``."""
@@ -134,53 +116,13 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         """
         if self._received is None:
             return
-        levels, steps = self._read(self._received[self._own])
-        own = self._residual[self._own]
-        own.addcmul_(levels, steps, value=self.context.world_size)
+        levels.add(
+            self._received[None, self._own],
+            self._residual[self._own],
+            self.spec.bits,
+            self.context.world_size,
+        )
         self._received = None
-
-    def _squeeze(
-        self, values: torch.Tensor, records: torch.Tensor, scale: float = 1.0
-    ) -> None:
-        """Round ``values`` into ``records``, and leave in them what rounding took.
-
-        Args:
-            values: [groups, step_numel].
-            records: [groups, record_nbytes].
-            scale: of the steps that are written.
-        """
-        for rows in self._cut(values):
-            part = values[rows]
-            largest = part.abs().amax(1, keepdim=True)
-            steps = largest.div_(self._levels).clamp_(min=_LEAST)
-            levels = (part / steps).round_()
-            part.addcmul_(levels, steps, value=-1)
-            codes = levels.to(torch.int8).add_(self._levels).view(torch.uint8)
-            packed, sent_steps = self._split(records[rows])
-            packed.copy_(pack_codes(codes, self.spec.bits))
-            torch.mul(steps, scale, out=sent_steps)
-
-    def _read(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the levels [..., step_numel] and the steps [..., 1] of groups.
-
-        Args:
-            records: [..., record_nbytes].
-        """
-        packed, steps = self._split(records)
-        codes = unpack_codes(packed, self.spec.bits, self.spec.step_numel)
-        return codes.view(torch.int8).sub_(self._levels).float(), steps
-
-    def _split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the packed levels [..., bytes] and the steps [..., 1]."""
-        packed = records[..., : self._packed_nbytes]
-        return packed, records[..., self._packed_nbytes :].view(torch.float32)
-
-    def _cut(self, groups: torch.Tensor, times: int = 1) -> Iterator[slice]:
-        """Yield the rows of ``groups`` in pieces that stay in cache so many times."""
-        numel = at_once(groups, on_cpu=_AT_ONCE)
-        rows = max(1, numel // (times * self.spec.step_numel))
-        for start in range(0, len(groups), rows):
-            yield slice(start, min(start + rows, len(groups)))
 
     def _by_slot(
         self, starts: Sequence[int]
