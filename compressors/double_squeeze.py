@@ -53,6 +53,7 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
+        levels.load(context.device)
         groups = [spec.groups(slot.numel) for slot in self.slots]
         parts = dealt(sum(groups), context.world_size, 0)
         self.counts: Sequence[int] = [rows * spec.record_nbytes for rows in parts]

@@ -35,7 +35,12 @@ _AT_ONCE = 1 << 18
 
 def highest(bits: int) -> int:
     """Return the largest multiple of a step that ``bits`` bits hold, the sign too."""
-    return 2 ** (bits - 1) - 1
+    return (1 << (bits - 1)) - 1
+
+
+def load(device: torch.device) -> None:
+    """Load what works on ``device`` now, so that no step waits for it."""
+    _loops(device)
 
 
 def squeeze(
@@ -49,7 +54,7 @@ def squeeze(
         bits: of a multiple; 8, or a number whose codes fill whole bytes with n.
         scale: of the steps that are written.
     """
-    loops = _loops(values)
+    loops = _loops(values.device)
     if loops is not None:
         loops.squeeze(values, records, bits, scale)
         return
@@ -73,7 +78,7 @@ def read(records: torch.Tensor, out: torch.Tensor, bits: int) -> None:
         out: contiguous.
         bits: of a multiple.
     """
-    loops = _loops(out)
+    loops = _loops(out.device)
     if loops is not None:
         loops.read(records, out, bits)
         return
@@ -93,7 +98,7 @@ def add(
         bits: of a multiple.
         times: how often.
     """
-    loops = _loops(total)
+    loops = _loops(total.device)
     if loops is not None:
         loops.add(records, total, bits, times)
         return
@@ -110,8 +115,9 @@ def _numba() -> Any:
     return import_module("comm_plan.compressors.numba_levels")
 
 
-def _loops(tensor: torch.Tensor) -> Any:
-    return None if tensor.is_cuda else _numba()
+def _loops(device: torch.device) -> Any:
+    """Return the module of the loops; None: ``device`` has none."""
+    return _numba() if device.type == "cpu" else None
 
 
 def _unpack(

@@ -2,13 +2,15 @@
 
 A group is read from memory once and stays in the core's own cache until its record is
 written. The loops run without the interpreter's lock, so that backward goes on beside
-them. Numba compiles them when this module is imported for the first time, which takes
-seconds, and keeps what it made in its cache.
+them. Numba compiles them when this module is imported, which takes seconds, and keeps
+what it made in its cache, so that the next import takes less than one.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
+
+from functools import partial
 
 import numba
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 from comm_plan.compressors.levels import LEAST_STEP, highest
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, packed_together
 
-_compiled = numba.njit(nogil=True, cache=True)
+_compiled = partial(numba.njit, nogil=True, cache=True)
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEAST = np.float32(LEAST_STEP)
@@ -27,26 +29,70 @@ def squeeze(
     values: torch.Tensor, records: torch.Tensor, bits: int, scale: float
 ) -> None:
     """Round ``values`` into ``records``, and leave in them what rounding took."""
-    together, _ = packed_together(bits)
-    _squeeze(
-        values.numpy(), records.numpy(), bits, together, highest(bits), float(scale)
-    )
+    _squeeze(values.numpy(), records.numpy(), *_layout(bits), scale)
 
 
 def read(records: torch.Tensor, out: torch.Tensor, bits: int) -> None:
     """Overwrite ``out`` with what ``records`` say."""
-    out.zero_()
-    add(records[None], out, bits, 1.0)
+    _sum(records.numpy()[None], out.numpy(), *_layout(bits), 1.0, False)
 
 
 def add(records: torch.Tensor, total: torch.Tensor, bits: int, times: float) -> None:
     """Add to ``total`` what all ranks' ``records`` say."""
-    together, _ = packed_together(bits)
     of_ranks = np.ascontiguousarray(records.numpy())
-    _add(of_ranks, total.numpy(), bits, together, highest(bits), float(times))
+    _sum(of_ranks, total.numpy(), *_layout(bits), times, True)
 
 
-@_compiled
+def _layout(bits: int) -> tuple[int, int, int]:
+    """Return the bits, of how many codes together, and the highest level."""
+    together, _ = packed_together(bits)
+    return bits, together, highest(bits)
+
+
+@_compiled()
+def _largest(row):
+    """Return the largest magnitude; as integers, floats are compared in vectors."""
+    bits = row.view(np.int32)
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = np.int32(max(largest, np.int32(bits[i] & _MAGNITUDE)))
+    return np.full(1, largest, np.int32).view(np.float32)[0]
+
+
+@_compiled()
+def _pack(codes, packed, bits, together):
+    plane = codes.size // together
+    packed[:] = 0
+    for place in range(together):
+        byte, shift = divmod(place * bits, 8)
+        first = packed[byte * plane : (byte + 1) * plane]
+        for i in range(plane):
+            first[i] |= np.uint8(codes[place * plane + i] << shift)
+        if shift + bits > 8:
+            second = packed[(byte + 1) * plane : (byte + 2) * plane]
+            for i in range(plane):
+                second[i] = np.uint8(codes[place * plane + i] >> (8 - shift))
+
+
+@_compiled()
+def _unpack(packed, codes, bits, together):
+    plane = codes.size // together
+    mask = np.uint8((1 << bits) - 1)
+    for place in range(together):
+        byte, shift = divmod(place * bits, 8)
+        out = codes[place * plane : (place + 1) * plane]
+        first = packed[byte * plane : (byte + 1) * plane]
+        if shift + bits > 8:
+            second = packed[(byte + 1) * plane : (byte + 2) * plane]
+            for i in range(plane):
+                joined = first[i] >> shift | second[i] << (8 - shift)
+                out[i] = np.uint8(joined) & mask
+        else:
+            for i in range(plane):
+                out[i] = np.uint8(first[i] >> shift) & mask
+
+
+@_compiled("void(float32[:, ::1], uint8[:, ::1], int64, int64, int64, float64)")
 def _squeeze(values, records, bits, together, highest, scale):
     groups, numel = values.shape
     highest = np.float32(highest)
@@ -63,60 +109,19 @@ def _squeeze(values, records, bits, together, highest, scale):
         record[-FLOAT32_NBYTES:].view(np.float32)[0] = step * np.float32(scale)
 
 
-@_compiled
-def _add(of_ranks, total, bits, together, highest, times):
+@_compiled("void(uint8[:, :, ::1], float32[:, ::1], int64, int64, int64, float64, b1)")
+def _sum(of_ranks, total, bits, together, highest, times, keep):
     ranks, groups, _ = of_ranks.shape
     numel = total.shape[1]
     highest = np.float32(highest)
     codes = np.empty(numel, np.uint8)
     for group in range(groups):
         row = total[group]
+        if not keep:
+            row[:] = 0
         for rank in range(ranks):
             record = of_ranks[rank, group]
             step = record[-FLOAT32_NBYTES:].view(np.float32)[0] * np.float32(times)
             _unpack(record[:-FLOAT32_NBYTES], codes, bits, together)
             for i in range(numel):
                 row[i] += (np.float32(codes[i]) - highest) * step
-
-
-@_compiled
-def _largest(row):
-    """Return the largest magnitude; as integers, bits of floats compare in vectors."""
-    bits = row.view(np.int32)
-    largest = np.zeros(1, np.int32)
-    for i in range(bits.size):
-        largest[0] = max(largest[0], bits[i] & _MAGNITUDE)
-    return largest.view(np.float32)[0]
-
-
-@_compiled
-def _pack(codes, packed, bits, together):
-    plane = codes.size // together
-    packed[:] = 0
-    for place in range(together):
-        byte, shift = divmod(place * bits, 8)
-        first = packed[byte * plane : (byte + 1) * plane]
-        for i in range(plane):
-            first[i] |= np.uint8(codes[place * plane + i] << shift)
-        if shift + bits > 8:
-            second = packed[(byte + 1) * plane : (byte + 2) * plane]
-            for i in range(plane):
-                second[i] = np.uint8(codes[place * plane + i] >> (8 - shift))
-
-
-@_compiled
-def _unpack(packed, codes, bits, together):
-    plane = codes.size // together
-    mask = np.uint8((1 << bits) - 1)
-    for place in range(together):
-        byte, shift = divmod(place * bits, 8)
-        out = codes[place * plane : (place + 1) * plane]
-        first = packed[byte * plane : (byte + 1) * plane]
-        if shift + bits > 8:
-            second = packed[(byte + 1) * plane : (byte + 2) * plane]
-            for i in range(plane):
-                joined = first[i] >> shift | second[i] << (8 - shift)
-                out[i] = np.uint8(joined) & mask
-        else:
-            for i in range(plane):
-                out[i] = np.uint8(first[i] >> shift) & mask
