@@ -25,7 +25,7 @@ from comm_plan.compressors.packing import (
     unpack_codes,
     unpack_trits,
 )
-from comm_plan.compressors.rounding import round_stochastically
+from comm_plan.compressors.rounding import StochasticRounding
 from comm_plan.compressors.selection import accumulate_and_select
 
 Work = Callable[[], object]
@@ -98,13 +98,14 @@ def trits(numel: int, repetitions: int) -> dict[str, list[float]]:
     """Return the seconds of what TernGrad does to a tensor."""
     x = torch.rand(numel).mul_(2).sub_(1)
     levels = torch.empty(numel, dtype=torch.int8)
-    round_stochastically(x, levels, (0,))
+    rounding = StochasticRounding((0,), x.device)
+    rounding.round(x, levels)
     packed, copy = pack_trits(levels), torch.empty_like(x)
     return interleaved(
         {
             "torch.bernoulli": lambda: torch.bernoulli(x.abs()),
             "copy float32": lambda: copy.copy_(x),
-            "round_stochastically": lambda: round_stochastically(x, levels, (0,)),
+            "StochasticRounding": lambda: rounding.round(x, levels),
             "pack_trits": lambda: pack_trits(levels),
             "unpack_trits": lambda: unpack_trits(packed, numel),
         },

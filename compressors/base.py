@@ -31,7 +31,8 @@ that a checkpoint, or another plan, can carry it on by parameter name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
@@ -60,6 +61,7 @@ __all__ = [
     "Context",
     "Message",
     "Slot",
+    "in_float32",
 ]
 
 SpecT = TypeVar("SpecT", bound=Spec, default=Spec, covariant=True)
@@ -92,6 +94,17 @@ class Context:
     device: torch.device
     seed: int = 0
     momentum_of: Callable[[str], Momentum] | None = None
+
+
+@contextmanager
+def in_float32(out: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Lend ``out``, or, where it is of another dtype, what is copied to it."""
+    if out.dtype == torch.float32:
+        yield out
+        return
+    lent = torch.empty_like(out, dtype=torch.float32)
+    yield lent
+    out.copy_(lent)
 
 
 class Compressor(ABC, Generic[SpecT]):

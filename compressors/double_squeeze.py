@@ -33,6 +33,7 @@ import torch
 
 from comm_plan.compressors import levels
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
+from comm_plan.compressors.loops import loops
 from comm_plan.compressors.partitioned import dealt
 from comm_plan.plans.compression import DoubleSqueeze
 
@@ -53,7 +54,7 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
-        levels.load(context.device)
+        loops(context.device)
         groups = [spec.groups(slot.numel) for slot in self.slots]
         parts = dealt(sum(groups), context.world_size, 0)
         self.counts: Sequence[int] = [rows * spec.record_nbytes for rows in parts]
@@ -104,7 +105,7 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         """Take the records of the mean."""
         ((received,),) = messages
         self._received = received.view(-1, self.spec.record_nbytes)
-        levels.read(self._received, self._mean, self.spec.bits)
+        levels.read([self._received], self._mean, self.spec.bits)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Copy the mean of tensor ``index`` to ``out``."""
@@ -118,7 +119,7 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         if self._received is None:
             return
         levels.add(
-            self._received[None, self._own],
+            [self._received[self._own]],
             self._residual[self._own],
             self.spec.bits,
             self.context.world_size,

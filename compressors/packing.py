@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from comm_plan.compressors.loops import loops
 from comm_plan.plans.compression.spec import packed_together
 
 TRITS_PER_BYTE = 5
@@ -44,6 +45,24 @@ def unpack_trits(packed: torch.Tensor, numel: int) -> torch.Tensor:
         torch.sub(rest, third, alpha=3, out=plane)
         rest = third
     return planes.sub_(1).view(torch.int8).view(-1)[:numel]
+
+
+def sum_trits(of_ranks: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
+    """Overwrite ``out`` with ``scale`` times the sum of all ranks' trits.
+
+    Args:
+        of_ranks: [P, ceil(n / 5)] uint8, what each of them packed.
+        out: [n] float32, contiguous.
+        scale: a number.
+    """
+    compiled = loops(out.device)
+    if compiled is not None:
+        compiled.sum_trits(of_ranks, out, scale.item())
+        return
+    count = out.new_zeros(out.numel(), dtype=torch.int16)
+    for packed in of_ranks:
+        count += unpack_trits(packed, out.numel())
+    torch.mul(count, scale, out=out)
 
 
 def padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:

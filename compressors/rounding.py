@@ -1,13 +1,5 @@
 """Stochastic rounding: floor(x + U), which is x on average for x of either sign.
 
-Random bits cost more than all other work on CPU, so an element gets 16 of them: with
-``a = floor(2^16 x)`` and a random 16-bit u, the result is ``(a + u) >> 16``. That drops
-the fraction f of ``2^16 x``. It matters only where one more unit would carry over, in
-one of 2^16 elements; those alone draw a further 53 bits and carry with probability f.
-The rounding is thus unbiased down to 2^-69, for the price of 16 bits an element.
-
-On CUDA, where random bits are cheap, an element gets the 24 of a float32 uniform.
-
 The numbers are a function of a key alone (:func:`random_key`): a resumed run draws the
 same ones, and so does a tensor that another plan puts into another bucket.
 """
@@ -21,9 +13,7 @@ import numpy.typing as npt
 import torch
 
 from comm_plan.compressors.chunks import in_chunks
-
-CHUNK_NUMEL = 1 << 15  # the scratch of a chunk stays in cache
-LAST_BEFORE_CARRY = 0xFFFF
+from comm_plan.compressors.loops import loops
 
 
 def random_key(seed: int, step: int, name: str) -> tuple[int, int, int]:
@@ -31,76 +21,46 @@ def random_key(seed: int, step: int, name: str) -> tuple[int, int, int]:
     return seed, step, zlib.crc32(name.encode())
 
 
-def round_stochastically(
-    x: torch.Tensor, out: torch.Tensor, key: tuple[int, ...]
-) -> None:
-    """Write to ``out`` the floor or the ceiling of every element, x on average.
-
-    Args:
-        x: [n] float32, contiguous, |x| < 128.
-        out: [n] int8, contiguous.
-        key: non-negative integers; equal keys draw equal numbers.
-    """
-    StochasticRounding(key).round(x, out)
-
-
 class StochasticRounding:
-    """:func:`round_stochastically`, for a tensor that comes in parts.
+    """Rounds a tensor, which may come in parts.
 
-    However it is cut, as long as all parts but the last are multiples of four elements,
-    a CPU draws the same numbers: what few elements need is a sequence of its own.
+    With the loops of a CPU, where random bits cost more than all else, each number gets
+    32 of them, half of which its neighbour gets too: each is right on average, and what
+    two of them share matters once in 2^16. By PyTorch's operations a number gets the 24
+    of a float32 uniform.
 
     Args:
         key: non-negative integers; equal keys draw equal numbers.
+        device: where the tensor lives.
     """
 
-    def __init__(self, key: tuple[int, ...]) -> None:
-        self._seeds = np.random.SeedSequence(key)
-        self._chunks: _Chunks | None = None
+    def __init__(self, key: tuple[int, ...], device: torch.device) -> None:
+        seeds = np.random.SeedSequence(key)
+        self.loops = loops(device)
+        if self.loops is None:
+            seed = int(seeds.generate_state(1, np.uint64)[0])
+            self._generator = torch.Generator(device).manual_seed(seed)
+        else:
+            self._bits = np.random.SFC64(seeds)
+
+    def halves(self, numel: int) -> npt.NDArray[np.uint16]:
+        """Return [numel + 1 or more] random numbers; with loops only.
+
+        The 32 bits of number i are those of i and, below them, of i + 1.
+        """
+        return self._bits.random_raw(numel // 4 + 1).view(np.uint16)
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Round the next part ``x`` [n] into ``out`` [n] int8, both contiguous."""
-        if x.is_cuda:
-            self._round_on_gpu(x, out)
+        """Write to ``out`` the floor or the ceiling of each element, x on average.
+
+        Args:
+            x: [n] float32, contiguous, |x| < 127.
+            out: [n] int8, contiguous.
+        """
+        if self.loops is None:
+            floor = x.floor()
+            uniform = torch.rand(x.shape, generator=self._generator, device=x.device)
+            out.copy_(floor.add_(uniform < x - floor))
             return
-        if self._chunks is None:
-            self._chunks = _Chunks(*map(np.random.SFC64, self._seeds.spawn(2)))
-        for chunk, rounded in in_chunks(x, out, on_cpu=CHUNK_NUMEL):
-            self._chunks.round(chunk.numpy(), rounded.numpy())
-
-    def _round_on_gpu(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        (own,) = self._seeds.spawn(1)
-        seed = int(own.generate_state(1, np.uint64)[0])
-        generator = torch.Generator(x.device).manual_seed(seed)
-        uniform = torch.rand(
-            x.numel(), generator=generator, dtype=x.dtype, device=x.device
-        )
-        floor = x.floor()
-        out.copy_(floor.add_(uniform < x - floor))
-
-
-class _Chunks:
-    """The rounding of one chunk after the other, with the scratch they share."""
-
-    def __init__(self, bits: np.random.SFC64, of_edges: np.random.SFC64) -> None:
-        self._bits = bits
-        self._random = np.random.Generator(of_edges)
-        self._scaled = np.empty(CHUNK_NUMEL, np.float32)
-        self._floor = np.empty(CHUNK_NUMEL, np.float32)
-        self._total = np.empty(CHUNK_NUMEL, np.int32)
-        self._low = np.empty(CHUNK_NUMEL, np.uint16)
-
-    def round(self, x: npt.NDArray[np.float32], out: npt.NDArray[np.int8]) -> None:
-        scaled, floor = self._scaled[: x.size], self._floor[: x.size]
-        total, low = self._total[: x.size], self._low[: x.size]
-        np.multiply(x, np.float32(1 << 16), out=scaled)
-        np.floor(scaled, out=floor)
-        np.copyto(total, floor, casting="unsafe")
-        words = self._bits.random_raw(-(-x.size // 4))
-        np.add(total, words.view(np.uint16)[: x.size], out=total)
-        np.copyto(low, total, casting="unsafe")
-        edge = np.flatnonzero(low == LAST_BEFORE_CARRY)
-        fraction = scaled[edge] - floor[edge]
-        total[edge] += self._random.random(edge.size) < fraction
-        np.right_shift(total, 16, out=total)
-        np.copyto(out, total, casting="unsafe")
+        for chunk, rounded in in_chunks(x, out):
+            self.loops.round_to(rounded, chunk, self.halves(chunk.numel()))

@@ -24,9 +24,11 @@ from collections.abc import Sequence
 
 import torch
 
-from comm_plan.compressors.base import Compressor, Context, Message, Slot
-from comm_plan.compressors.packing import pack_trits, unpack_trits
-from comm_plan.compressors.rounding import random_key, round_stochastically
+from comm_plan.compressors.base import Compressor, Context, Message, Slot, in_float32
+from comm_plan.compressors.chunks import in_chunks
+from comm_plan.compressors.loops import loops
+from comm_plan.compressors.packing import pack_trits, sum_trits
+from comm_plan.compressors.rounding import StochasticRounding, random_key
 from comm_plan.plans.compression import TernGrad
 from comm_plan.transports.base import Transport
 
@@ -39,6 +41,7 @@ class TernGradCompressor(Compressor[TernGrad]):
     ) -> None:
         """Make room for the clipped gradients and their trits."""
         super().__init__(spec, collective, slots, context)
+        loops(context.device)
         self._numels = [slot.numel for slot in self.slots]
         device = context.device
         self._clipped = [
@@ -61,7 +64,7 @@ class TernGradCompressor(Compressor[TernGrad]):
         scaler = torch.maximum(-low, high)
         clipped = self._clipped[index]
         if self.spec.clip:
-            sigma = deviation(gradient, clipped)
+            sigma = deviation(gradient)
             bounded = (low < high) & (sigma > 0)
             bound = torch.where(bounded, self.spec.clip * sigma, torch.inf)
             torch.clamp(gradient, -bound, bound, out=clipped)
@@ -80,9 +83,8 @@ class TernGradCompressor(Compressor[TernGrad]):
         divisors = torch.where(self._scalers == 0, 1.0, self._scalers)
         for index, slot in enumerate(self.slots):
             key = random_key(self.context.seed, self.step, slot.name)
-            round_stochastically(
-                self._clipped[index].div_(divisors[index]), views[index], key
-            )
+            scaled = self._clipped[index].div_(divisors[index])
+            StochasticRounding(key, scaled.device).round(scaled, views[index])
         if self.collective == "allreduce":
             return (self._trits,)
         return (torch.cat([pack_trits(view) for view in views]),)
@@ -96,21 +98,16 @@ class TernGradCompressor(Compressor[TernGrad]):
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the scaler times the mean of the trits."""
-        scale = self._scalers[index] / self.context.world_size
-        torch.mul(self._count(index), scale, out=out)
-
-    def _count(self, index: int) -> torch.Tensor:
-        """Return [numel], the sum over ranks of the trits of tensor ``index``."""
+        share = self._scalers[index] / self.context.world_size
+        messages = [message[index] for message in self._messages]
         if self.collective == "allreduce":
-            return self._messages[0][index]
-        numel = self._numels[index]
-        count = torch.zeros(numel, dtype=torch.int16, device=self.context.device)
-        for message in self._messages:
-            count += unpack_trits(message[index], numel)
-        return count
+            torch.mul(messages[0], share, out=out)
+            return
+        with in_float32(out) as mean:
+            sum_trits(torch.stack(messages), mean, share)
 
 
-def deviation(gradient: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+def deviation(gradient: torch.Tensor) -> torch.Tensor:
     """Return the standard deviation (uncorrected), also where the mean is far larger.
 
     Several times faster than ``Tensor.std``; equal elements may come out a rounding
@@ -119,8 +116,9 @@ def deviation(gradient: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
 
     Args:
         gradient: [numel] float32.
-        scratch: [numel] float32, overwritten.
     """
-    torch.sub(gradient, gradient.mean(), out=scratch)
-    sigma: torch.Tensor = torch.linalg.vector_norm(scratch) / gradient.numel() ** 0.5
+    mean = gradient.mean()
+    norms = [torch.linalg.vector_norm(part - mean) for (part,) in in_chunks(gradient)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    sigma: torch.Tensor = norm / gradient.numel() ** 0.5
     return sigma.nan_to_num(nan=torch.inf)

@@ -38,6 +38,7 @@ from comm_plan.compressors.base import (
     Context,
     Message,
     Slot,
+    in_float32,
 )
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import accumulate_and_select, fresh_state
@@ -126,13 +127,12 @@ class TopKCompressor(Compressor[TopK]):
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the sum of the messages over the world size."""
-        total = out if out.dtype == torch.float32 else out.float()
-        total.zero_()
-        for message in self._received:
-            values, indices = self._segment(message, index)
-            total.index_add_(0, indices, values, alpha=1.0 / self.context.world_size)
-        if total is not out:
-            out.copy_(total)
+        share = 1.0 / self.context.world_size
+        with in_float32(out) as mean:
+            mean.zero_()
+            for message in self._received:
+                values, indices = self._segment(message, index)
+                mean.index_add_(0, indices, values, alpha=share)
 
     def put_back(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
         """Return what an aggregation dropped to the residual of tensor ``index``.

@@ -9,7 +9,7 @@ from comm_plan.plans.compression.dense import Dense
 from comm_plan.plans.compression.double_squeeze import DoubleSqueeze
 from comm_plan.plans.compression.half import Bf16, Fp16, Half
 from comm_plan.plans.compression.powersgd import Matrix, PowerSgd, matrix_of
-from comm_plan.plans.compression.qsgd import QSGD_GROUPS, Qsgd
+from comm_plan.plans.compression.qsgd import Qsgd
 from comm_plan.plans.compression.registry import (
     BY_DEFAULT,
     KINDS,
@@ -50,7 +50,6 @@ __all__ = [
     "KINDS",
     "METHODS",
     "POWERS",
-    "QSGD_GROUPS",
     "RESIDUAL",
     "SPECS",
     "VARIANCE",

@@ -13,6 +13,8 @@ from comm_plan.plans.compression import DoubleSqueeze
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.tests.support.rank_programs import bucket_steps
 
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
+
 GROUP = 32
 
 

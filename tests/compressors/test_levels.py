@@ -7,24 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.compressors import levels
+from comm_plan.compressors import levels, loops
 from comm_plan.compressors.packing import unpack_codes
+from comm_plan.compressors.rounding import StochasticRounding
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, packed_nbytes
 
 BITS = st.sampled_from([2, 3, 4, 8])
-
-
-@pytest.fixture(params=["loops", "operations"])
-def implementation(request, monkeypatch):
-    """Use Numba's loops, or what there is without them."""
-    if request.param == "loops":
-        pytest.importorskip("numba")
-    else:
-        without_loops(monkeypatch)
-
-
-def without_loops(monkeypatch):
-    monkeypatch.setattr(levels, "_numba", lambda: None)
 
 
 def randn(*shape, seed=0):
@@ -43,7 +31,7 @@ def squeezed(values, bits, scale=1.0):
     return records, left
 
 
-@pytest.mark.usefixtures("implementation")
+@pytest.mark.usefixtures("with_and_without_loops")
 class TestRecords:
     def test_by_hand(self):
         """3 bits: levels from -3 to 3; of two as near, the even one."""
@@ -63,7 +51,7 @@ class TestRecords:
         values = randn(groups, 32 * words, seed=seed)
         records, left = squeezed(values, bits)
         found = torch.full_like(values, torch.nan)
-        levels.read(records, found, bits)
+        levels.read([records], found, bits)
         torch.testing.assert_close(found + left, values)
         steps = values.abs().amax(1, keepdim=True) / levels.highest(bits)
         assert (left.abs() <= steps / 2 * (1 + 1e-6)).all()
@@ -77,11 +65,13 @@ class TestRecords:
         expected = torch.zeros(3, 64)
         for record in records:
             found = torch.empty(3, 64)
-            levels.read(record, found, bits)
+            levels.read([record], found, bits)
             expected += 2 * found
         total = torch.ones(3, 64)
         levels.add(records, total, bits, times=2)
         torch.testing.assert_close(total, expected + 1)
+        levels.read(records, total, bits, times=2)
+        torch.testing.assert_close(total, expected)
 
     def test_parts_of_larger_messages_are_added(self):
         """As they arrive: every rank's after a head that is not theirs."""
@@ -91,8 +81,35 @@ class TestRecords:
         total = torch.zeros(3, 32)
         levels.add(message[:, 8:].unflatten(1, records.shape), total, 4)
         once = torch.empty(3, 32)
-        levels.read(records, once, 4)
+        levels.read([records], once, 4)
         torch.testing.assert_close(total, 2 * once)
+
+    @given(BITS, st.integers(1, 3), st.integers(0, 1000))
+    @settings(max_examples=20)
+    def test_a_drawn_level_is_next_to_its_number_and_right_on_average(
+        self, bits, groups, seed
+    ):
+        values = randn(groups, 64, seed=seed)
+        rounding = StochasticRounding((seed,), values.device)
+        drawn = []
+        for _ in range(300):
+            records, found = room(values, bits), torch.empty_like(values)
+            levels.draw(values, records, bits, rounding)
+            levels.read([records], found, bits)
+            drawn.append(found)
+        steps = values.abs().amax(1, keepdim=True) / levels.highest(bits)
+        assert ((torch.stack(drawn) - values).abs() <= steps * (1 + 1e-5)).all()
+        off = torch.stack(drawn).mean(0) - values
+        assert (off.abs() <= 6 * steps / 2 / 300**0.5).all()
+
+    def test_multiples_of_the_step_are_drawn_as_they_are(self):
+        values = torch.arange(-7.0, 25.0).remainder(15).sub(7).mul(0.1)[None]
+        rounding = StochasticRounding((1,), values.device)
+        records, found = room(values, 4), torch.empty_like(values)
+        for _ in range(50):
+            levels.draw(values, records, 4, rounding)
+            levels.read([records], found, 4)
+            torch.testing.assert_close(found, values)
 
     def test_the_scale_is_that_of_what_is_sent(self):
         values = randn(2, 32)
@@ -100,8 +117,8 @@ class TestRecords:
         quarter, same_left = squeezed(values, 4, scale=0.25)
         assert torch.equal(left, same_left)
         found, expected = torch.empty(2, 32), torch.empty(2, 32)
-        levels.read(quarter, found, 4)
-        levels.read(whole, expected, 4)
+        levels.read([quarter], found, 4)
+        levels.read([whole], expected, 4)
         torch.testing.assert_close(found, expected / 4)
 
 
@@ -118,7 +135,7 @@ def test_ranks_with_and_without_numba_send_the_same(groups, words, bits, scale, 
     values = scale * randn(groups, 32 * words, seed=seed)
     by_loops, left_by_loops = squeezed(values, bits, 1 / 3)
     with pytest.MonkeyPatch.context() as patch:
-        without_loops(patch)
+        patch.setattr(loops, "_compiled", lambda: None)
         by_operations, left = squeezed(values, bits, 1 / 3)
     assert torch.equal(by_loops, by_operations)
     torch.testing.assert_close(left_by_loops, left, rtol=0, atol=1e-6 * scale)

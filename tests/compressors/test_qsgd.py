@@ -1,7 +1,5 @@
 """Claims about QSGD."""
 
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import build
-from comm_plan.compressors import qsgd as qsgd_module
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.plans.compression import Qsgd
+
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
 
 BITS = [2, 3, 4]
 
@@ -59,7 +58,7 @@ def test_each_rank_is_off_by_less_than_one_level(bits, numels, world_size, seed)
     ]
     ranks = [qsgd(bits, numels, world_size, r) for r in range(world_size)]
     means = exchange(ranks, gradients)
-    group, levels = ranks[0].spec.norm_numel, 2 ** (bits - 1) - 1
+    group, levels = ranks[0].spec.step_numel, 2 ** (bits - 1) - 1
     for index, numel in enumerate(numels):
         stacked = torch.stack([mine[index] for mine in gradients])
         for start in range(0, numel, group):
@@ -100,7 +99,7 @@ def test_zero_gradients_stay_zero(bits):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_a_group_does_not_coarsen_its_neighbours(bits):
-    compressor = qsgd(bits, [2 * Qsgd(bits=bits).norm_numel])
+    compressor = qsgd(bits, [2 * Qsgd(bits=bits).step_numel])
     gradient = torch.full((compressor.slots[0].numel,), 1e-3)
     gradient[-1] = 1e6
     (mean,) = exchange([compressor], [[gradient]])
@@ -136,24 +135,3 @@ def test_half_precision_gradients_are_taken(dtype):
     gradient = torch.full((700,), -2.0, dtype=dtype)
     (mean,) = exchange([qsgd(4, [700])], [[gradient]])
     assert torch.equal(mean, gradient)
-
-
-@given(
-    st.sampled_from(BITS),
-    st.lists(st.integers(1, 600), min_size=1, max_size=3),
-    st.integers(1, 3),
-    st.integers(1, 40),
-    st.integers(1, 300),
-)
-@settings(max_examples=40)
-def test_working_in_chunks_changes_nothing(bits, numels, ranks, group, at_once):
-    """Whatever they are cut into: parts of groups, and of bytes, stay together."""
-
-    def means():
-        each = [qsgd(bits, numels, ranks, r, group_numel=group) for r in range(ranks)]
-        return exchange(each, gradients)
-
-    gradients = [[torch.randn(n) for n in numels] for _ in range(ranks)]
-    whole = means()
-    with patch.object(qsgd_module, "_AT_ONCE", at_once):
-        assert all(map(torch.equal, means(), whole))

@@ -11,6 +11,8 @@ from comm_plan.compressors.base import Context, Slot
 from comm_plan.plans.compression import TernGrad
 from comm_plan.transports.local import LocalTransport
 
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
+
 NUMELS = (33, 1, 20)
 
 
