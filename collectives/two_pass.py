@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from comm_plan.collectives.collective import Codings, Collective
 from comm_plan.collectives.costs import Terms
-from comm_plan.collectives.message import Codec, message_nbytes, pack, unpack
+from comm_plan.collectives.message import Codec, message_nbytes, pack
 from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation, dealt
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
@@ -58,7 +58,6 @@ def aggregate(transport: Transport, codec: Codec) -> int:
         CollectiveError: one of the two collectives failed or timed out.
     """
     import torch
-    from torch.nn.functional import pad
 
     two_pass = as_two_pass(codec)
     two_pass.agree(transport)
@@ -67,16 +66,14 @@ def aggregate(transport: Transport, codec: Codec) -> int:
     counts = list(two_pass.counts)
     head = [pack(tuple(flags))] if flags else []
     heads = message_nbytes(tuple(flags))
-    parts = whole.split(counts)
+    parts = whole.split(counts) if flags else [whole]
     received = transport.all_to_all(
         torch.cat([piece for part in parts for piece in (*head, part)]),
         [heads + count for count in counts],
     )
     result = two_pass.combine(received[:, heads:])
-    gathered = transport.all_gather(pad(result, (0, max(counts) - len(result))))
-    results = [row[:count] for row, count in zip(gathered, counts, strict=True)]
-    highest = _highest(received[:, :heads], flags)
-    two_pass.decode([(*highest, torch.cat(results))])
+    results = _all_gather(transport, result, counts)
+    two_pass.decode([(*_highest(received, flags), results)])
     return message_nbytes(message)
 
 
@@ -91,18 +88,34 @@ def as_two_pass(codec: Codec) -> TwoPassCodec:
     return cast(TwoPassCodec, codec)
 
 
-def _highest(heads: torch.Tensor, flags: list[torch.Tensor]) -> Message:
-    """Return the largest of each of the flags that all ranks' ``heads`` hold.
+def _all_gather(
+    transport: Transport, result: torch.Tensor, counts: Sequence[int]
+) -> torch.Tensor:
+    """Return the results of all ranks, one after the other."""
+    import torch
+    from torch.nn.functional import pad
+
+    missing = max(counts) - len(result)
+    gathered = transport.all_gather(pad(result, (0, missing)) if missing else result)
+    if gathered.numel() == sum(counts):
+        return gathered.view(-1)
+    rows = zip(gathered, counts, strict=True)
+    return torch.cat([row[:count] for row, count in rows])
+
+
+def _highest(received: torch.Tensor, flags: list[torch.Tensor]) -> Message:
+    """Return the largest of each of the flags over the ranks.
 
     Args:
-        heads: [P, bytes] uint8.
+        received: [P, bytes] uint8, of which the first of each row are a rank's flags.
         flags: such as each of them holds.
     """
-    import torch
-
-    dtypes, sizes = [f.dtype for f in flags], [f.nbytes for f in flags]
-    of_ranks = [unpack(head, dtypes, sizes) for head in heads]
-    return tuple(torch.stack(flag).amax(0) for flag in zip(*of_ranks, strict=True))
+    highest, begin = [], 0
+    for flag in flags:
+        of_ranks = received[:, begin : begin + flag.nbytes].contiguous()
+        highest.append(of_ranks.view(flag.dtype).amax(0))
+        begin += flag.nbytes
+    return tuple(highest)
 
 
 def pairwise(world_size: int) -> Terms:

@@ -28,9 +28,6 @@ from comm_plan.plans.compression.spec import FLOAT32_NBYTES
 LEAST_STEP = 1e-30
 """The least step, so that nothing is divided by zero; smaller numbers count as 0."""
 
-_AT_ONCE = 1 << 16
-"""Numbers to work on at a time on CPU."""
-
 
 def highest(bits: int) -> int:
     """Return the largest multiple of a step that ``bits`` bits hold, the sign too."""
@@ -74,12 +71,11 @@ def draw(
         bits: of a multiple.
         rounding: of these values.
     """
+    if rounding.loops is not None:
+        rounding.loops.draw(values, records, bits, rounding.halves)
+        return
     for rows in _cut(values):
         part = values[rows]
-        if rounding.loops is not None:
-            halves = rounding.halves(part.numel())
-            rounding.loops.draw(part, records[rows], bits, halves)
-            continue
         steps = _steps(part, bits)
         levels = torch.empty_like(part, dtype=torch.int8)
         rounding.round((part / steps).view(-1), levels.view(-1))
@@ -124,12 +120,11 @@ def _sum(
 ) -> None:
     """Add to ``total``, of which nothing is kept unless ``keep``."""
     compiled = loops(total.device)
+    if compiled is not None:
+        compiled.add(of_ranks, total, bits, times, keep)
+        return
     for rows in _cut(total):
         part = total[rows]
-        if compiled is not None:
-            for number, records in enumerate(of_ranks):
-                compiled.add(records[rows], part, bits, times, keep or number > 0)
-            continue
         records = torch.stack([each[rows] for each in of_ranks])
         levels, steps = _unpack(records, bits, part.shape[1])
         if not keep:
@@ -170,6 +165,6 @@ def _split(records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _cut(groups: torch.Tensor) -> Iterator[slice]:
     """Yield the rows of ``groups`` in pieces that stay in cache."""
-    rows = max(1, at_once(groups, on_cpu=_AT_ONCE) // groups.shape[1])
+    rows = max(1, at_once(groups) // groups.shape[1])
     for start in range(0, len(groups), rows):
         yield slice(start, min(start + rows, len(groups)))

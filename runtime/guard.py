@@ -2,7 +2,7 @@
 
 A gradient whose squares overflow together (a norm above 1.8e19) counts as inf: it is
 finite still, but the second moments of VGC and sums with a residual would not be. So
-the one figure that is looked at is the norm.
+the one figure that is looked at is the sum of its squares.
 
 On the CPU a gradient is looked at when it arrives. On CUDA the host must not wait for
 the device inside a hook, so the decision is made there: a gradient that is not finite
@@ -51,13 +51,16 @@ class Guard:
 
     def flag(self, rank: int, device: torch.device) -> torch.Tensor:
         """Return int32 [1]: ``rank + 1`` if a gradient was not finite, else 0."""
-        bad = torch.tensor([bool(self.names)], device=device)
+        flag = (rank + 1) * bool(self.names)
+        flags = torch.tensor([flag], dtype=torch.int32, device=device)
         if self._finite:
-            bad |= ~torch.stack(self._finite).all().to(device)
-        return bad.to(torch.int32) * (rank + 1)
+            bad = ~torch.stack(self._finite).all().to(device)
+            flags.masked_fill_(bad, rank + 1)
+        return flags
 
 
 def _size(gradient: torch.Tensor, second_moment: torch.Tensor | None) -> torch.Tensor:
     """Return a number that is finite if, and only if, both may be remembered."""
-    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-    return norm if second_moment is None else norm + second_moment.sum()
+    values = gradient.float()
+    squares = values.dot(values)
+    return squares if second_moment is None else squares + second_moment.sum()
