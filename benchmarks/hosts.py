@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from comm_plan.plans.link import EmulatedLink
 from comm_plan.transports.launch import (
     Process,
     end_processes,
@@ -41,8 +42,15 @@ _PREFIX = "comm-plan"
 _SUBNET = "10.77.0"  # seen in our namespaces only
 _PORT = 29500  # likewise: no host runs anything else
 _INTERFACE = "eth0"
-_QUEUE = "burst 128kb latency 100ms"
-_LOSSY = "burst 16kb limit 16kb"  # less than one write of a socket
+_BURST_S = 1e-3
+"""After a pause a link passes at once what it carries in so long, and no more: it would
+be faster than it is for all that fits in."""
+
+_BURST_NBYTES = 16 * 1024, 128 * 1024
+"""The least and the most of that; with less, the kernel does more work a packet."""
+
+_QUEUED_S = 0.1
+_LOSSY_NBYTES = 16 * 1024  # less than one write of a socket
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,15 @@ class HostResult:
     returncode: int
     stdout: str
     stderr: str
+
+
+def _token_bucket(rate: str, lossy: bool) -> str:
+    """Return the options of the queue that limits a link to ``rate``."""
+    bytes_per_s = EmulatedLink.parse(rate).bytes_per_s
+    least, most = _BURST_NBYTES
+    burst = round(min(max(bytes_per_s * _BURST_S, least), most))
+    queued = _LOSSY_NBYTES if lossy else round(burst + bytes_per_s * _QUEUED_S)
+    return f"rate {round(8 * bytes_per_s)}bit burst {burst} limit {queued}"
 
 
 def supported() -> str | None:
@@ -120,13 +137,16 @@ class EmulatedHosts:
             rate: of each link in each direction.
             lossy: queues are so short that some packets of every longer message are
                 dropped and have to be sent again.
+
+        Raises:
+            InputError: this is no rate.
         """
-        queue = _LOSSY if lossy else _QUEUE
+        limit = "" if rate is None else _token_bucket(rate, lossy)
         for i, host in enumerate(self._hosts):
             for namespace, device in ((host, _INTERFACE), (self._switch, f"port{i}")):
                 qdisc = f"tc -n {namespace} qdisc"
                 if rate is not None:
-                    _run(f"{qdisc} replace dev {device} root tbf rate {rate} {queue}")
+                    _run(f"{qdisc} replace dev {device} root tbf {limit}")
                 elif "tbf" in _run(f"{qdisc} show dev {device}"):
                     _run(f"{qdisc} del dev {device} root")
         self.rate = rate

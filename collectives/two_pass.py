@@ -110,10 +110,13 @@ def _highest(received: torch.Tensor, flags: list[torch.Tensor]) -> Message:
         received: [P, bytes] uint8, of which the first of each row are a rank's flags.
         flags: such as each of them holds.
     """
+    import torch
+
     highest, begin = [], 0
     for flag in flags:
-        of_ranks = received[:, begin : begin + flag.nbytes].contiguous()
-        highest.append(of_ranks.view(flag.dtype).amax(0))
+        of_ranks = received[:, begin : begin + flag.nbytes].clone().flatten()
+        shape = len(received), flag.numel()
+        highest.append(of_ranks.view(flag.dtype).view(shape).amax(0))
         begin += flag.nbytes
     return tuple(highest)
 
