@@ -24,6 +24,8 @@ TARGET = 0.97
 """Held-out accuracy: the demo shows how long each training takes to reach it."""
 
 COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
+"""What the plans that are compared may travel by."""
+
 NETWORK_SECONDS = 20
 TUNING_SECONDS = 100
 TUNING_SEEDS = 2

@@ -96,7 +96,10 @@ AlgorithmOption = Annotated[
     ),
 ]
 CompressorOption = Annotated[
-    Compressor | None, typer.Option(help="Force one upon all buckets.")
+    Compressor | None,
+    typer.Option(
+        metavar="METHOD", help=f"Force one upon all buckets: {', '.join(METHODS)}."
+    ),
 ]
 CompressorOptions = Annotated[
     list[str] | None,

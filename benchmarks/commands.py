@@ -12,9 +12,6 @@ from comm_plan.benchmarks.hosts import EmulatedHosts, supported
 ANY_ACCURACY = ("--accuracy", "loss")
 """``auto`` and ``tune`` may use every method: their choice by time is judged."""
 
-COLLECTIVES = "allreduce,allgather,gtopk,two_pass"
-"""What the plans that are compared may travel by."""
-
 
 def comm_plan(*arguments: object) -> list[str]:
     """Return the command line of a verb."""

@@ -33,7 +33,6 @@ from comm_plan.benchmarks import profiles, tables
 from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
-    COLLECTIVES,
     comm_plan,
     hosts_parser,
     module,
@@ -43,6 +42,7 @@ from comm_plan.benchmarks.commands import (
 )
 from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.benchmarks.prediction_rounds import moments
+from comm_plan.demo import COLLECTIVES
 from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict

@@ -1,4 +1,4 @@
-"""How long CPU selection, packing and rounding take, beside what others offer.
+"""How long compressors take on a CPU, beside what others offer and without Numba.
 
     python -m comm_plan.benchmarks.selection --numel 25000000 --density 0.001 0.01
 
@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from time import perf_counter
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from comm_plan.compressors import loops
 from comm_plan.compressors.packing import (
     pack_codes,
     pack_trits,
@@ -27,8 +29,11 @@ from comm_plan.compressors.packing import (
 )
 from comm_plan.compressors.rounding import StochasticRounding
 from comm_plan.compressors.selection import accumulate_and_select
+from comm_plan.profiler.compression import coded_by_default, compression_costs
 
 Work = Callable[[], object]
+
+RANKS = 4
 
 
 def main() -> None:
@@ -46,6 +51,9 @@ def main() -> None:
         report(title, selection(options.numel, k, options.repetitions))
     report(f"trits, {options.numel}", trits(options.numel, options.repetitions))
     report(f"4-bit codes, {options.numel}", codes(options.numel, options.repetitions))
+    for kind in ("double_squeeze", "qsgd", "terngrad"):
+        title = f"{kind}, a step of {RANKS} ranks, {options.numel}"
+        report(title, steps(kind, options.numel, options.repetitions))
 
 
 def selection(numel: int, k: int, repetitions: int) -> dict[str, list[float]]:
@@ -125,6 +133,22 @@ def codes(numel: int, repetitions: int) -> dict[str, list[float]]:
         },
         repetitions,
     )
+
+
+def steps(kind: str, numel: int, repetitions: int) -> dict[str, list[float]]:
+    """Return the seconds of one rank's whole step, with Numba's loops and without."""
+    coded = coded_by_default(kind, RANKS)
+
+    def seconds() -> float:
+        *_, cost = compression_costs(numel, kinds=[kind])[kind]
+        return cost.compress_s + cost.codec_s(coded.decoded, coded.encoded)
+
+    found: dict[str, list[float]] = {"by PyTorch": [], "by Numba": []}
+    for _ in range(repetitions):
+        with patch.object(loops, "_compiled", lambda: None):
+            found["by PyTorch"].append(seconds())
+        found["by Numba"].append(seconds())
+    return found
 
 
 def interleaved(works: Mapping[str, Work], repetitions: int) -> dict[str, list[float]]:

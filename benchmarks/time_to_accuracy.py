@@ -24,7 +24,6 @@ from statistics import median
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
-    COLLECTIVES,
     comm_plan,
     module,
     require_hosts,
@@ -35,6 +34,7 @@ from comm_plan.benchmarks.hosts import EmulatedHosts
 from comm_plan.benchmarks.pictures import bars
 from comm_plan.benchmarks.predictions_on_hosts import UNLIMITED
 from comm_plan.benchmarks.time_to_accuracy_rounds import Outcome, Variant
+from comm_plan.demo import COLLECTIVES
 
 CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""

@@ -110,8 +110,6 @@ def _highest(received: torch.Tensor, flags: list[torch.Tensor]) -> Message:
         received: [P, bytes] uint8, of which the first of each row are a rank's flags.
         flags: such as each of them holds.
     """
-    import torch
-
     highest, begin = [], 0
     for flag in flags:
         of_ranks = received[:, begin : begin + flag.nbytes].clone().flatten()

@@ -102,7 +102,7 @@ def by_loss(
         name, best = [item for item in better.items() if item[1] >= enough][-1]
         winner = next(trial for trial in trials if trial.name == name)
         return winner, (
-            f"compress with {name}: it gets to the dense plan's loss in "
+            f"compress with {name}: it gets to the dense plan's loss in at most "
             f"{units.percent(1 / best)} of its time ({runs}); {merged}"
         )
     name, best = max(speed_ups.items(), key=itemgetter(1))
@@ -111,9 +111,10 @@ def by_loss(
             f"do not compress: no lossy plan got to the dense plan's loss in its time "
             f"({runs}); {merged}"
         )
+    longer = units.times(1 / best)
     return control, (
-        f"do not compress: the best lossy plan, {name}, takes {units.times(1 / best)} "
-        f"the time of the dense one to its loss ({runs}); {merged}"
+        f"do not compress: the best lossy plan, {name}, takes up to {longer} the time "
+        f"of the dense one to its loss ({runs}); {merged}"
     )
 
 

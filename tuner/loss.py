@@ -1,11 +1,14 @@
 """Judging lossy plans by loss against seconds, beside a dense control.
 
 For every seed each plan trains from the same parameters, on the same batches in the
-same order, for about as many seconds. The dense control sets the mark: the mean loss of
-its last iterations. A plan's time is how long its own running mean takes to get there;
-one that does not within its seconds has not passed, nor has one whose loss does not
-stay finite. The median over the seeds counts; one in which the control's loss does not
-stay finite is left out.
+same order, for about as many seconds. The dense control sets the marks: its running
+mean of the loss half-way, later, and at the end. How much sooner a plan's own running
+mean gets to one is its speed-up there, and the least of them counts: where a training
+is nearly over in the seconds that there are, all losses are small, and a plan that was
+behind all the time meets the control at the end. A plan that does not get to a mark
+within its seconds has not passed, nor has one whose loss does not stay finite. The
+median over the seeds counts; one in which the control's loss does not stay finite is
+left out.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from comm_plan.profiler.timings import SecondsArray
 
 SMOOTHED = 10
 """The running mean of the loss has a window of one of so many parts of the run."""
+
+MARKS = (0.5, 0.75, 1.0)
+"""Shares of the control's seconds at which its loss is a mark."""
 
 POINTS = 200
 """Points of a curve that are kept at most."""
@@ -66,30 +72,42 @@ def seconds_to(loss: float, run: Curve) -> float:
     return math.inf
 
 
+def marks(control: Curve) -> tuple[float, ...]:
+    """Return the losses that other plans are timed to."""
+    at_s = np.array(MARKS) * control.seconds[-1]
+    places = np.searchsorted(control.seconds, at_s)
+    return tuple(control.losses[place] for place in places.tolist())
+
+
+def speed_up(control: Curve, run: Curve) -> float:
+    """Return how much sooner than the control ``run`` gets to its marks, the least.
+
+    0 if it does not get to one, or does not stay finite.
+    """
+    if not stayed_finite(run):
+        return 0.0
+    return min(
+        seconds_to(mark, control) / seconds_to(mark, run) for mark in marks(control)
+    )
+
+
 def judge(
     control: Sequence[Curve], others: Mapping[str, Sequence[Curve]]
 ) -> dict[str, float]:
-    """Return each plan's speed-up over the control to the control's last loss.
+    """Return each plan's speed-up over the control.
 
     Args:
         control: of the dense plan, by seed.
         others: of the plans, by name, with the same seeds in the same order.
 
     Returns:
-        The median over the seeds of the control's seconds over the plan's; 0 where the
-        median run never gets there. Nothing if no control stayed finite.
+        The median of :func:`speed_up` over the seeds. Nothing if no control stayed
+        finite.
     """
-    if not any(map(stayed_finite, control)):
+    finite = [seed for seed, run in enumerate(control) if stayed_finite(run)]
+    if not finite:
         return {}
-
-    def speed_ups(runs: Sequence[Curve]) -> list[float]:
-        pairs = zip(control, runs, strict=True)
-        return [
-            seconds_to(dense.losses[-1], dense) / seconds_to(dense.losses[-1], run)
-            if stayed_finite(run)
-            else 0.0
-            for dense, run in pairs
-            if stayed_finite(dense)
-        ]
-
-    return {name: float(np.median(speed_ups(runs))) for name, runs in others.items()}
+    return {
+        name: float(np.median([speed_up(control[seed], runs[seed]) for seed in finite]))
+        for name, runs in others.items()
+    }
