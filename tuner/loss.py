@@ -2,10 +2,10 @@
 
 For every seed each plan trains from the same parameters, on the same batches in the
 same order, for about as many seconds. The dense control sets the marks: its running
-mean of the loss half-way, later, and at the end. How much sooner a plan's own running
+mean of the loss early, half-way, and at the end. How much sooner a plan's own running
 mean gets to one is its speed-up there, and the least of them counts: where a training
 is nearly over in the seconds that there are, all losses are small, and a plan that was
-behind all the time meets the control at the end. A plan that does not get to a mark
+behind while they fell may be ahead at the end. A plan that does not get to a mark
 within its seconds has not passed, nor has one whose loss does not stay finite. The
 median over the seeds counts; one in which the control's loss does not stay finite is
 left out.
@@ -25,7 +25,7 @@ from comm_plan.profiler.timings import SecondsArray
 SMOOTHED = 10
 """The running mean of the loss has a window of one of so many parts of the run."""
 
-MARKS = (0.5, 0.75, 1.0)
+MARKS = (0.125, 0.25, 0.5, 1.0)
 """Shares of the control's seconds at which its loss is a mark."""
 
 POINTS = 200
