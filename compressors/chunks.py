@@ -25,3 +25,10 @@ def in_chunks(
     """Yield the parts, :func:`at_once` each, of equally long ``tensors`` [n]."""
     numel = at_once(tensors[0], on_cpu)
     return zip(*(tensor.split(numel) for tensor in tensors), strict=True)
+
+
+def row_slices(groups: torch.Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of ``groups`` [n, m], :func:`at_once` elements each."""
+    rows = max(1, at_once(groups) // groups.shape[1])
+    for start in range(0, len(groups), rows):
+        yield slice(start, min(start + rows, len(groups)))

@@ -15,11 +15,11 @@ GPU, and where Numba is missing, PyTorch's own operations do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from comm_plan.compressors.chunks import at_once
+from comm_plan.compressors.chunks import row_slices
 from comm_plan.compressors.loops import loops
 from comm_plan.compressors.packing import pack_codes, unpack_codes
 from comm_plan.compressors.rounding import StochasticRounding
@@ -49,7 +49,7 @@ def squeeze(
     if compiled is not None:
         compiled.squeeze(values, records, bits, scale)
         return
-    for rows in _cut(values):
+    for rows in row_slices(values):
         part = values[rows]
         steps = _steps(part, bits)
         levels = (part / steps).round_()
@@ -74,7 +74,7 @@ def draw(
     if rounding.loops is not None:
         rounding.loops.draw(values, records, bits, rounding.halves)
         return
-    for rows in _cut(values):
+    for rows in row_slices(values):
         part = values[rows]
         steps = _steps(part, bits)
         levels = torch.empty_like(part, dtype=torch.int8)
@@ -123,7 +123,7 @@ def _sum(
     if compiled is not None:
         compiled.add(of_ranks, total, bits, times, keep)
         return
-    for rows in _cut(total):
+    for rows in row_slices(total):
         part = total[rows]
         records = torch.stack([each[rows] for each in of_ranks])
         levels, steps = _unpack(records, bits, part.shape[1])
@@ -161,10 +161,3 @@ def _split(records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the packed levels [..., bytes] and the steps [..., 1]."""
     end = records.shape[-1] - FLOAT32_NBYTES
     return records[..., :end], records[..., end:].view(torch.float32)
-
-
-def _cut(groups: torch.Tensor) -> Iterator[slice]:
-    """Yield the rows of ``groups`` in pieces that stay in cache."""
-    rows = max(1, at_once(groups) // groups.shape[1])
-    for start in range(0, len(groups), rows):
-        yield slice(start, min(start + rows, len(groups)))

@@ -13,7 +13,7 @@ less than one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from comm_plan.compressors.chunks import CHUNK_NUMEL
+from comm_plan.compressors.chunks import row_slices
 from comm_plan.compressors.levels import LEAST_STEP, highest
 from comm_plan.compressors.packing import TRITS_PER_BYTE
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, packed_together
@@ -52,7 +52,7 @@ def draw(
 ) -> None:
     """Do :func:`comm_plan.compressors.levels.draw` by random ``halves``."""
     layout, array, out = _layout(bits), values.numpy(), records.numpy()
-    for rows in _cut(array):
+    for rows in row_slices(values):
         _draw(array[rows], out[rows], *layout, halves(array[rows].size))
 
 
@@ -66,7 +66,7 @@ def add(
     """Do :func:`comm_plan.compressors.levels.add`; without ``keep``, ``read``."""
     layout, out = _layout(bits), total.numpy()
     arrays = [records.numpy() for records in of_ranks]
-    for rows in _cut(out):
+    for rows in row_slices(total):
         for number, records in enumerate(arrays):
             _add(records[rows], out[rows], *layout, times, keep or number > 0)
 
@@ -79,12 +79,6 @@ def round_to(out: torch.Tensor, x: torch.Tensor, halves: Halves) -> None:
 def sum_trits(of_ranks: torch.Tensor, out: torch.Tensor, scale: float) -> None:
     """Do :func:`comm_plan.compressors.packing.sum_trits`."""
     _sum_trits(of_ranks.numpy(), out.numpy(), scale)
-
-
-def _cut(groups: npt.NDArray[np.float32]) -> Iterator[slice]:
-    """Yield the rows of ``groups`` in pieces that stay in cache."""
-    rows = max(1, CHUNK_NUMEL // groups.shape[1])
-    return (slice(start, start + rows) for start in range(0, len(groups), rows))
 
 
 def _layout(bits: int) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import levels, loops
+from comm_plan.compressors.chunks import CHUNK_NUMEL
 from comm_plan.compressors.packing import unpack_codes
 from comm_plan.compressors.rounding import StochasticRounding
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, packed_nbytes
@@ -101,6 +102,22 @@ class TestRecords:
         assert ((torch.stack(drawn) - values).abs() <= steps * (1 + 1e-5)).all()
         off = torch.stack(drawn).mean(0) - values
         assert (off.abs() <= 6 * steps / 2 / 300**0.5).all()
+
+    def test_working_in_chunks_changes_nothing(self):
+        """Chunks are of whole groups, whose records do not depend on one another."""
+        values = randn(2 * CHUNK_NUMEL // 96 + 5, 96)
+        records, left = squeezed(values, 3)
+        by_group = [squeezed(row[None], 3) for row in values]
+        assert torch.equal(records, torch.cat([record for record, _ in by_group]))
+        assert torch.equal(left, torch.cat([rest for _, rest in by_group]))
+        whole = torch.empty_like(values)
+        levels.read([records, records], whole, 3)
+        torch.testing.assert_close(whole / 2 + left, values)
+        rounding = StochasticRounding((5,), values.device)
+        levels.draw(values, records, 3, rounding)
+        levels.read([records], whole, 3)
+        steps = values.abs().amax(1, keepdim=True) / levels.highest(3)
+        assert ((whole - values).abs() <= steps * (1 + 1e-5)).all()
 
     def test_multiples_of_the_step_are_drawn_as_they_are(self):
         values = torch.arange(-7.0, 25.0).remainder(15).sub(7).mul(0.1)[None]
