@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from comm_plan.errors import InputError
 from comm_plan.plans.compression import KINDS
+from comm_plan.plans.document import refused_as
+from comm_plan.plans.local import LocalSteps
 
 if TYPE_CHECKING:
     from comm_plan.options import Training
@@ -63,6 +65,20 @@ def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numbe
         return [kind(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
+
+
+def local_steps(
+    every: int | None, learning_rate: float, momentum: float
+) -> LocalSteps | None:
+    """Return what ``--local-steps`` and the outer optimizer's options mean.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    if every is None:
+        return None
+    with refused_as("--local-steps, --outer-lr and --outer-momentum"):
+        return LocalSteps(every=every, learning_rate=learning_rate, momentum=momentum)
 
 
 def micro_batches(second_moments: str | None) -> int | None:

@@ -43,9 +43,12 @@ from comm_plan.options import (
     FindUnusedParameters,
     Json,
     LinkSpeed,
+    LocalStepsOption,
     MaxRatio,
     NetworkArgument,
     OptimizerChanges,
+    OuterMomentum,
+    OuterRate,
     ProfileArgument,
     Ranks,
     SolverName,
@@ -252,6 +255,9 @@ def solve(
             help="SGD's momentum goes before compression; sparse methods gain by it.",
         ),
     ] = False,
+    local_steps: LocalStepsOption = None,
+    outer_lr: OuterRate = 1.0,
+    outer_momentum: OuterMomentum = 0.0,
     threshold: Annotated[
         str, typer.Option(help="Cap of threshold: ddp, horovod, or bytes.")
     ] = "ddp",
@@ -278,6 +284,9 @@ def solve(
     if not compare and not SOLVERS[solver.value].chooses_compression:
         why = "it is for solvers that choose ratios: lags, slgs, auto"
         refuse_given(context, {"max_ratio"}, why)
+    if local_steps is None:
+        why = "it is for --local-steps"
+        refuse_given(context, {"outer_lr", "outer_momentum"}, why)
     settings = Settings(
         world_size=world_size,
         algorithm=arguments.value(algorithm),
@@ -292,6 +301,7 @@ def solve(
         tolerance=tolerance,
         literal=literal,
         momentum_correction=momentum_correction,
+        local_steps=arguments.local_steps(local_steps, outer_lr, outer_momentum),
     )
     problem = make_problem(Profile.load(profile), Network.load(network), settings)
     beside = SOLVERS if compare else BASELINES

@@ -111,6 +111,26 @@ FindUnusedParameters = Annotated[
     bool,
     typer.Option("--find-unused-parameters", help="Parameters may get no gradient."),
 ]
+LocalStepsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--local-steps",
+        min=2,
+        max=10_000,
+        metavar="N",
+        help="Ranks train alone for N steps, then average how far they came.",
+    ),
+]
+OuterRate = Annotated[
+    float,
+    typer.Option(
+        "--outer-lr", help="Local steps: how far to go towards the ranks' mean."
+    ),
+]
+OuterMomentum = Annotated[
+    float,
+    typer.Option("--outer-momentum", help="Local steps: momentum of that, Nesterov's."),
+]
 Tolerance = Annotated[
     float,
     typer.Option(

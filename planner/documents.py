@@ -46,6 +46,8 @@ def make_problem(
     if patterns is not None:
         patterns = tuple(patterns)
         _check_patterns(profile, patterns)
+    if settings.local_steps is not None:
+        _check_whole(profile)
     prices = Prices(
         profile,
         network,
@@ -56,7 +58,7 @@ def make_problem(
     )
     tensors = profile.tensors
     problem = Problem(
-        compute=Compute.of(profile, ranks),
+        compute=Compute.of(profile, ranks, settings.iterations),
         nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
         dtypes=tuple(_dtype(tensor) for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),
@@ -93,6 +95,8 @@ def to_plan(
         DocumentError: a predicted time is beyond what a plan may hold.
     """
     profile, network = problem.prices.profile, problem.prices.network
+    settings = problem.settings
+    error_s = expected_error_s(problem, solution)
     names = [tensor.name for tensor in profile.tensors]
     with refused_as(f"the plan of solver {solver}"):
         return Plan(
@@ -109,20 +113,24 @@ def to_plan(
                 for start, stop, spec, how in _sent(profile, solution)
             ),
             predicted=Predicted(
-                iteration_s=schedule.iteration_s,
-                exposed_s=schedule.exposed_s,
+                iteration_s=schedule.iteration_s / settings.iterations,
+                exposed_s=schedule.exposed_s / settings.iterations,
                 lower_bound_s=lower_bound_s,
                 baselines=dict(baselines),
                 extrapolated_from=problem.extrapolated_from,
                 timing=_timing(problem.compute, schedule),
-                error_s=expected_error_s(problem, solution),
+                error_s=error_s and error_s / settings.iterations,
             ),
             inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
             emulated_link=network.emulated_link,
-            momentum_correction=problem.settings.momentum_correction
+            momentum_correction=settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
-            evidence=evidence.of(solution.options),
-            asked=problem.settings.asked(),
+            local_steps=settings.local_steps,
+            evidence=(
+                *evidence.of_local_steps(settings.iterations),
+                *evidence.of(solution.options),
+            ),
+            asked=settings.asked(),
         )
 
 
@@ -163,6 +171,8 @@ def _timing(compute: Compute, schedule: Schedule) -> Timing:
 def dense_lower_bound_s(problem: Problem) -> float:
     """Return the iteration time that no dense plan beats on the network's links.
 
+    One that averages every gradient.
+
     They are as fast as the network shows, or as its all-reduce is taken to be among
     other ranks: of the closed forms that carry it there, those of trees and recursive
     doubling do not keep the bus bandwidth.
@@ -172,7 +182,17 @@ def dense_lower_bound_s(problem: Problem) -> float:
         prices = problem.prices
         carried = bus_rate("allreduce", prices.curve("allreduce"), ranks)
         link = max(best_bus_bandwidth(prices.network), carried)
-    return lower_bound_s(problem.compute, problem.nbytes, ranks, link)
+    return lower_bound_s(problem.plain.compute, problem.nbytes, ranks, link)
+
+
+def _check_whole(profile: Profile) -> None:
+    """Check that no gradient is sparse, as what ranks come in several steps is not."""
+    for tensor in profile.tensors:
+        if tensor.rows is not None:
+            raise InputError(
+                f"local steps: the gradient of {tensor.name} is sparse, and how far it "
+                "comes in a round is not: build the layer with sparse=False"
+            )
 
 
 def _check_patterns(profile: Profile, patterns: Sequence[str]) -> None:

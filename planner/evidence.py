@@ -116,6 +116,16 @@ def of(options: Iterable[Option]) -> tuple[str, ...]:
     return tuple(rests_on(name, ratio) for name, ratio in ratios.items())
 
 
+def of_local_steps(steps: int) -> tuple[str, ...]:
+    """Return a sentence on training alone for so many steps; empty: for one."""
+    if steps == 1:
+        return ()
+    return (
+        f"local steps: every rank trains alone for {steps} steps, which is another "
+        "algorithm: whether it gets as far depends on the task",
+    )
+
+
 def rests_on(method: str, ratio: float) -> str:
     """Return in a sentence what is known of ``method`` at ``ratio``.
 

@@ -26,7 +26,7 @@ def predict(
 ) -> Plan:
     """Return ``plan`` with the prediction that these costs make for it.
 
-    Momentum is corrected as the plan says, whatever it was asked for.
+    Momentum is corrected, and steps are local, as the plan says, whatever was asked.
 
     Args:
         plan: its buckets hold the profile's tensors in the same order.
@@ -57,7 +57,9 @@ def posed(
     Args and errors are those of :func:`predict`.
     """
     asked = replace(
-        settings or Settings(), momentum_correction=plan.momentum_correction
+        settings or Settings(),
+        momentum_correction=plan.momentum_correction,
+        local_steps=plan.local_steps,
     )
     problem = make_problem(profile, network, asked)
     names = [tensor.name for tensor in problem.prices.profile.tensors]

@@ -23,6 +23,7 @@ from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
 from comm_plan.plans.document import MAX_RANKS, refused_as
+from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Settings:
         momentum_correction: a plan that leaves elements out has the optimizer's
             momentum applied before compression.
         literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
+        local_steps: the ranks make so many steps alone, then average how far they have
+            come; None: they average every gradient.
     """
 
     world_size: int | None = None
@@ -82,6 +85,7 @@ class Settings:
     tolerance: float = 0.01
     literal: bool = False
     momentum_correction: bool = False
+    local_steps: LocalSteps | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -130,6 +134,22 @@ class Settings:
             )
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance} is below 0: give a share")
+        if self.local_steps is not None and self.momentum_correction:
+            raise InputError(
+                "with local steps every rank's own optimizer applies momentum: leave "
+                "momentum correction out"
+            )
+
+    @property
+    def iterations(self) -> int:
+        """How many there are to an exchange."""
+        return 1 if self.local_steps is None else self.local_steps.every
+
+    @property
+    def forced(self) -> str | None:
+        """What is forced upon every bucket, in words; None: nothing is."""
+        every = f"every {self.iterations} steps" if self.local_steps else None
+        return " ".join(filter(None, (self.compressor, every))) or None
 
     def ratio_limit(self, method: str) -> float:
         """Return how much ``method`` may leave out where nobody forces it; 1: no use.
@@ -219,6 +239,15 @@ class Problem:
         if all(option.compressor == dense.compressor for option in self.assigned):
             return self
         return replace(self, assigned=(dense,) * len(self))
+
+    @cached_property
+    def plain(self) -> Problem:
+        """The problem of sending the gradients of every step as they are."""
+        if self.settings.local_steps is None:
+            return self.dense
+        every_step = replace(self.settings, local_steps=None)
+        compute = Compute.of(self.prices.profile, self.world_size)
+        return replace(self.dense, compute=compute, settings=every_step)
 
     @property
     def extrapolated_from(self) -> int | None:

@@ -24,7 +24,7 @@ delays every gradient that is not ready yet. For a rate of 1 all is as above.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -65,15 +65,16 @@ class Compute:
     waiting_s: float = 0.0
 
     @classmethod
-    def of(cls, profile: Profile, world_size: int) -> Compute:
+    def of(cls, profile: Profile, world_size: int, local_steps: int = 1) -> Compute:
         """Return the computation that ``profile`` measured.
 
-        One rank waits for nobody, however many were profiled.
+        One rank waits for nobody, however many were profiled. It is the computation
+        between two exchanges: of ``local_steps`` iterations, if there are several.
         """
         waiting_s = profile.waiting_s if world_size > 1 else 0.0
         begin_s = waiting_s + profile.forward_s
         ready_s = begin_s + np.array([tensor.ready_s for tensor in profile.tensors])
-        return cls(
+        each = cls(
             ready_s=ready_s,
             backward_end_s=max(begin_s + profile.backward_s, float(ready_s[-1])),
             update_s=profile.update_s,
@@ -82,6 +83,22 @@ class Compute:
             contention=profile.contention,
             backward_start_s=begin_s,
             waiting_s=waiting_s,
+        )
+        return each if local_steps == 1 else each._of_round(local_steps)
+
+    def _of_round(self, steps: int) -> Compute:
+        """Return the computation of so many iterations, at whose end all is sent.
+
+        The ranks wait for each other once.
+        """
+        alone_s = self.backward_end_s - self.waiting_s + self.update_s
+        end_s = self.waiting_s + steps * alone_s
+        return replace(
+            self,
+            ready_s=np.full_like(self.ready_s, end_s),
+            backward_end_s=end_s,
+            update_s=0.0,
+            backward_start_s=end_s,
         )
 
     @cached_property

@@ -29,11 +29,12 @@ class Prediction:
 
     Attributes:
         solver: its name.
-        forced: the compressor that was forced upon it; None: none was.
+        forced: what was forced upon it, in words; None: nothing was.
         solution: its buckets.
         schedule: the iteration under them.
         of_bound: iteration_s as a multiple of the lower bound for dense traffic; a
             compressed plan may be below 1.
+        iterations: how many the schedule is of.
     """
 
     solver: str
@@ -41,20 +42,21 @@ class Prediction:
     solution: Solution
     schedule: Schedule
     of_bound: float
+    iterations: int = 1
 
     @property
     def iteration_s(self) -> float:
         """Predicted iteration time."""
-        return self.schedule.iteration_s
+        return self.schedule.iteration_s / self.iterations
 
     @property
     def exposed_s(self) -> float:
-        """Communication that computation does not hide."""
-        return self.schedule.exposed_s
+        """Communication that computation does not hide, of each iteration."""
+        return self.schedule.exposed_s / self.iterations
 
     @property
     def buckets(self) -> int:
-        """How many messages an iteration sends."""
+        """How many messages an exchange sends."""
         return len(self.solution.stops)
 
     @property
@@ -64,7 +66,7 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """The solver's name, and the compressor forced upon it."""
+        """The solver's name, and what was forced upon it."""
         return self.solver if self.forced is None else f"{self.solver}, {self.forced}"
 
 
@@ -74,7 +76,7 @@ class Summary:
 
     Attributes:
         problem: what was solved.
-        rows: one for each solver that could be run; with a forced compressor also the
+        rows: one for each solver that could be run; where something is forced also the
             dense baselines.
         lower_bound_s: a time that no dense plan beats.
         left_out: why a solver could not be run, by its name.
@@ -98,7 +100,7 @@ class Summary:
     @property
     def alone_s(self) -> float:
         """An iteration of one rank, without communication, compression and waiting."""
-        compute = self.problem.compute
+        compute = self.problem.plain.compute
         return compute.backward_end_s - compute.waiting_s + compute.update_s
 
     @cached_property
@@ -152,7 +154,7 @@ class Summary:
         Raises:
             InputError: it could not be run, and why.
         """
-        forced = self.problem.settings.compressor
+        forced = self.problem.settings.forced
         for row in self.rows:
             if (row.solver, row.forced) == (solver, forced):
                 return row
@@ -199,39 +201,42 @@ def summarise(
 
     Args:
         problem: what to solve.
-        solvers: which are asked for; a forced compressor is for them.
-        beside: which to compare them with, without a forced compressor; a verdict
-            needs :data:`BASELINES` among both.
+        solvers: which are asked for; a forced compressor and local steps are for them.
+        beside: which to compare them with, without either; a verdict needs
+            :data:`BASELINES` among both.
 
     Raises:
         InputError: an unknown solver, or a forced compressor for a solver that chooses
             its own.
     """
     bound = dense_lower_bound_s(problem)
-    forced = problem.settings.compressor
+    settings = problem.settings
+    forced = settings.forced
     asked = list(dict.fromkeys(solvers))
     for name in asked:
-        if find_solver(name).chooses_compression and forced is not None:
+        chosen = settings.compressor
+        if find_solver(name).chooses_compression and chosen is not None:
             raise InputError(
-                f"solver {name} chooses the compressor itself: leave {forced!r} out, "
+                f"solver {name} chooses the compressor itself: leave {chosen!r} out, "
                 "or use solver optimal"
             )
     runs = [(name, problem, forced) for name in asked]
     runs += [
-        (name, problem.dense, None)
+        (name, problem.plain, None)
         for name in beside
         if forced is not None or name not in asked
     ]
     rows, left_out = [], {}
-    for name, posed, compressor in runs:
+    for name, posed, upon_it in runs:
         try:
             solution = SOLVERS[name](posed)
         except InputError as error:
             left_out[name] = str(error)
             continue
         schedule = posed.simulate(solution)
-        multiple = _multiple(schedule.iteration_s, bound)
-        rows.append(Prediction(name, compressor, solution, schedule, multiple))
+        iterations = posed.settings.iterations
+        multiple = _multiple(schedule.iteration_s / iterations, bound)
+        rows.append(Prediction(name, upon_it, solution, schedule, multiple, iterations))
     rows.sort(key=lambda row: row.iteration_s)
     return Summary(problem, tuple(rows), bound, left_out)
 

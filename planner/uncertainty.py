@@ -72,7 +72,8 @@ def _iteration_s(
     }
     options = tuple(priced[id(option)] for option in solution.options)
     times = Solution(solution.stops, options).times()
-    compute = Compute.of(profile, problem.world_size)
+    steps = problem.settings.iterations
+    compute = Compute.of(profile, problem.world_size, steps)
     return simulate(compute, solution.stops, times).iteration_s
 
 

@@ -28,6 +28,7 @@ from comm_plan.plans.compression import (
 from comm_plan.plans.document import LONGEST_VALUE, Document, read_schema
 from comm_plan.plans.files import check_writable, write_atomically
 from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
 from comm_plan.plans.plan import (
     Bucket,
@@ -105,6 +106,7 @@ __all__ = [
     "Hybrid",
     "Inputs",
     "IterationTimes",
+    "LocalSteps",
     "Model",
     "ModelTopK",
     "Network",

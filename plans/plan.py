@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 from typing_extensions import Self
 
 from comm_plan.plans.compression import CompressorSpec, Dense
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.document import (
     MAX_TENSORS,
     Document,
@@ -18,6 +19,7 @@ from comm_plan.plans.document import (
     Value,
 )
 from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.timing import Timing
 
 TODAY = "threshold"
@@ -80,6 +82,7 @@ class Plan(Document):
 
     ``emulated_link`` is the network's that it was computed for, if it has one. With
     ``momentum_correction`` the optimizer's momentum is applied before compression.
+    With ``local_steps`` its buckets carry how far the ranks have come, no gradients.
     ``evidence`` says what is known of the accuracy under each method that it uses.
     ``asked`` is what the solver was asked for, where that differs from the defaults:
     fields of :class:`comm_plan.planner.Settings`.
@@ -96,6 +99,7 @@ class Plan(Document):
     inputs: Inputs | None = None
     emulated_link: EmulatedLink | None = None
     momentum_correction: bool = False
+    local_steps: LocalSteps | None = None
     evidence: tuple[Sentence, ...] = ()
     asked: dict[Name, JsonValue] = {}
 
@@ -112,6 +116,16 @@ class Plan(Document):
             )
             if problem is not None:
                 raise ValueError(problem)
+            if self.local_steps is not None and _is_of_gradients(bucket.compressor):
+                raise ValueError(
+                    f"compressor {bucket.compressor.kind} is for gradients of single "
+                    "batches: leave local_steps out"
+                )
+        if self.local_steps is not None and self.momentum_correction:
+            raise ValueError(
+                "with local steps the ranks' own optimizers apply momentum: leave "
+                "momentum_correction out"
+            )
         timing = self.predicted and self.predicted.timing
         if timing and len(timing.buckets) != len(self.buckets):
             raise ValueError(
@@ -124,6 +138,11 @@ class Plan(Document):
     def is_dense(self) -> bool:
         """Whether no bucket is compressed."""
         return all(bucket.compressor.lossless for bucket in self.buckets)
+
+
+def _is_of_gradients(spec: CompressorSpec) -> bool:
+    """Return whether ``spec`` needs more of a gradient than its values."""
+    return spec.needs_second_moments or isinstance(spec, Rows)
 
 
 def load_plan(path: str) -> Plan:

@@ -7,6 +7,8 @@ random states differ from rank to rank::
     rank-00001.pt   rank 1's own state
     ...
 
+A round of local steps ends before it is saved; then each rank's optimizer is its own.
+
 It is written under another name and renamed once every rank has written its part, so a
 run that is killed while writing leaves the checkpoint before. If a part cannot be
 written, on a full disk say, all ranks give this checkpoint up, with a warning, and the
@@ -132,11 +134,14 @@ class Checkpoints:
         """
         if position.step == self._newest_step:
             return
+        engine.synchronise()
         content: dict[str, Any] = {
             "engine": engine.state_dict(),
             "random": randomness.states(),
             "epoch_random": epoch_random,
         }
+        if engine.plan.local_steps is not None:
+            content["own_optimizer"] = optimizer.state_dict()
         if self._transport.rank == 0:
             content["settings"] = self._settings
             content["asked"] = self._asked
@@ -193,12 +198,14 @@ class Checkpoints:
         folder, contents, as_before = self._newest()
         common = self._common_part(folder, contents)
         self._check_settings(folder, common["settings"])
+        own = contents[_file(self._transport.rank)] if as_before else {}
+        if engine.plan.local_steps is not None and "own_optimizer" in own:
+            common["optimizer"] = own["own_optimizer"]
         _load(folder, model, optimizer, common)
         self._set_what_is_asked(optimizer, common["asked"])
         position = Position(**common["progress"])
         self._newest_step = position.step
         if as_before:
-            own = contents[_file(self._transport.rank)]
             engine.load_state_dict(own["engine"])
             randomness.restore(own["random"])
             return position, own["epoch_random"]

@@ -26,6 +26,11 @@ so that an evaluation, on all ranks or on one alone, finds rank 0's. If the back
 a rank fails and its loop goes on, all ranks skip that step; under a dense plan with
 ``on_nonfinite="skip"`` only, else the next forward is an error.
 
+With ``local_steps`` in the plan no gradient is exchanged: :class:`Engine` counts the
+steps of the ``optimizer``, and after so many the ranks average how far they have come
+(:mod:`~comm_plan.runtime.rounds`). Between two such exchanges their models differ;
+:meth:`Engine.synchronise` ends a round before its time, to evaluate or save.
+
 Hooks of users on the same parameters see gradients before they are averaged.
 ``torch.compile`` of the whole model fires all hooks after backward: the result is
 right, but nothing overlaps; :func:`comm_plan.compile_blocks` compiles block by block.
@@ -44,7 +49,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from typing_extensions import Self
 
-from comm_plan.errors import CollectiveError, NonFiniteError, RunError
+from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import (
@@ -64,6 +69,7 @@ from comm_plan.runtime.refusals import (
     check_never_refused,
     check_options,
 )
+from comm_plan.runtime.rounds import Rounds, rounds_of
 from comm_plan.runtime.sides import change_of_sides, velocities
 from comm_plan.runtime.state import EngineState, Remembered, gathered, share_of
 from comm_plan.runtime.step import (
@@ -113,10 +119,12 @@ class Engine(Joinable):
         grad_scaler: scales the loss; residuals are rescaled when its scale changes.
             None: nothing does, or :meth:`rescale` is called.
         optimizer: what updates the parameters; plans with momentum correction need it,
-            as the engine applies its momentum (:mod:`~comm_plan.runtime.momentum`).
+            as the engine applies its momentum (:mod:`~comm_plan.runtime.momentum`), and
+            plans with local steps, as it counts its steps.
 
     Attributes:
-        step: how many steps were finished, skipped ones too.
+        step: how many steps were finished, skipped ones too; of local steps how many
+            rounds.
         skipped_steps: how many of them every rank skipped, for inf or NaN.
         last_step_skipped: whether the last one was.
         plan: the plan in execution.
@@ -128,7 +136,8 @@ class Engine(Joinable):
     Raises:
         InputError: no such ``on_nonfinite``, a seed below 0, the model is wrapped in
             DDP or sharded, shares some parameters with one that has an engine, or the
-            plan corrects momentum and there is no SGD ``optimizer``.
+            plan corrects momentum and there is no SGD ``optimizer``, or it has local
+            steps and there is none at all, or a ``grad_scaler``.
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
 
@@ -186,6 +195,7 @@ class Engine(Joinable):
         self._scale = self._scale_now()
         self._optimizer = optimizer
         self._momentum: TakenMomentum | None = None
+        self._rounds: Rounds | None = None
         self._executing = ExitStack()
         self._given_transport = transport
         with ExitStack() as opened:
@@ -232,10 +242,11 @@ class Engine(Joinable):
             replan: why.
 
         Raises:
-            InputError: the plan corrects momentum and there is no SGD ``optimizer``.
+            InputError: as for :class:`Engine`, of the optimizer.
             MismatchError: the plan does not fit the model or the run, or ranks differ.
                 Then, as after any error, the engine goes on by the plan that it has.
         """
+        self.synchronise()
         check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
         if self._setup.on_reduced is not None:
@@ -269,6 +280,29 @@ class Engine(Joinable):
         self._setup = replace(self._setup, on_reduced=callback)
         self._begin_step()
 
+    def synchronise(self) -> None:
+        """End a round of local steps now; every rank calls it after the same step.
+
+        Then all ranks have the same model: call it before it is evaluated or saved, and
+        at the end. Where no local step was made since the last time, or the plan has
+        none, there is nothing to do.
+
+        Raises:
+            NonFiniteError, PeerError, CollectiveError: as at the end of any step.
+        """
+        rounds = self._rounds
+        if rounds is None or not rounds.taken:
+            return
+        moments = self._current.moments
+        moments.backward = moments.now()
+        rounds.measure()
+        for place in _places(self.plan):
+            self._current.add(place, rounds.begins[place.name])
+        self._buffers_touched = True
+        self._end_step(self._current.finish)
+        rounds.end()
+        self._stepped_since_update = False  # that was the update
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within, backward only accumulates locally; residuals do not move."""
@@ -283,10 +317,22 @@ class Engine(Joinable):
         tensors: Remembered = {}
         for bucket in self.buckets:
             tensors.update(bucket.state())
+        if self._rounds is not None:
+            for name, quantities in self._rounds.state().items():
+                tensors.setdefault(name, {}).update(quantities)
         return tensors
 
     def state_dict(self) -> EngineState:
-        """Return what an exact resume needs, with this rank's part of it."""
+        """Return what an exact resume needs, with this rank's part of it.
+
+        Raises:
+            RunError: in the middle of a round of local steps.
+        """
+        if self._rounds is not None and self._rounds.taken:
+            raise RunError(
+                "in the middle of a round of local steps the ranks' models differ: "
+                "call engine.synchronise() on all ranks first"
+            )
         ranks = self._transport
         return {
             "step": self.step,
@@ -325,6 +371,8 @@ class Engine(Joinable):
         self._scale = state["scale"]
         for bucket in self.buckets:
             bucket.load_state(remembered)
+        if self._rounds is not None:
+            self._rounds.load_state(remembered)
         self._change_sides(velocities(self.model, remembered))
         self._begin_step()
 
@@ -352,6 +400,8 @@ class Engine(Joinable):
             RunError: the other ranks cannot be told, or have finished the step, as has
                 this one.
         """
+        if self._rounds is not None:  # no other rank waits for it
+            return
         self._follow_scale()
         if self._stepped_since_update and not self._current.has_begun:
             raise RunError(
@@ -370,6 +420,11 @@ class Engine(Joinable):
         if self._closed:
             return
         self._closed = True
+        if self._rounds is not None and self._rounds.taken:
+            logger.warning(
+                "closed in the middle of a round of local steps, where the ranks' "
+                "models differ: call engine.synchronise() after the last step"
+            )
         release(self)
         self._stop()
         if self._given_moments is not None:
@@ -388,7 +443,16 @@ class Engine(Joinable):
     # Uneven numbers of batches: torch.distributed.algorithms.Join
 
     def join_hook(self, **options: object) -> JoinHook:
-        """Return what a rank without batches does; ``options`` mean nothing here."""
+        """Return what a rank without batches does; ``options`` mean nothing here.
+
+        Raises:
+            InputError: the plan has local steps, of which all ranks make as many.
+        """
+        if self._rounds is not None:
+            raise InputError(
+                "Join: with local steps all ranks need as many batches: leave out "
+                "those that only some have"
+            )
         return ShadowHook(self)
 
     @property
@@ -430,13 +494,14 @@ class Engine(Joinable):
         """
         parameters = trainable(self.model)
         taken = self._momentum if self.plan.momentum_correction else None
+        rounds = rounds_of(plan, parameters, self._optimizer, self._scaler)
         with ExitStack() as undo, ExitStack() as begun:
             momentum = taken_over(plan, self._optimizer, taken)
             if momentum is not None and momentum is not taken:
                 undo.callback(momentum.close)
             buckets = build_buckets(
                 plan,
-                parameters,
+                parameters if rounds is None else rounds.begins,
                 self._transport,
                 self._seed,
                 self._share,
@@ -454,6 +519,7 @@ class Engine(Joinable):
             undo.pop_all()
         self.plan = plan
         self._momentum = momentum or self._momentum
+        self._rounds = rounds
         self._setup = replace(self._setup, buckets=buckets, second_moments=moments)
         self._begin_step()
 
@@ -518,7 +584,7 @@ class Engine(Joinable):
             on_any_forward=self._give_up_failed,
             on_forward=self._on_forward,
             on_forward_failed=self._on_forward_failed,
-            on_local_forward=self._settle_momentum,
+            on_local_forward=self._on_local_forward,
             on_backward=self._on_backward,
             on_backward_lost=self._on_backward_lost,
             on_gradient=self._on_gradient,
@@ -529,6 +595,8 @@ class Engine(Joinable):
 
     def _is_listening(self) -> bool:
         """Return whether the next backward is a step; DDP's switch is heeded too."""
+        if self._rounds is not None:
+            return False
         wanted: bool = vars(self.model).get("require_backward_grad_sync", True)
         return self._listening and wanted
 
@@ -543,6 +611,11 @@ class Engine(Joinable):
             with self._explained():
                 self._align_buffers()
         self._buffers_touched = True
+
+    def _on_local_forward(self) -> None:
+        self._settle_momentum()
+        if self._rounds is not None and self._rounds.begin():
+            self._current.moments.begun = self._current.moments.now()
 
     def _on_forward_failed(self) -> None:
         """Take the next forward for this one, which the other ranks do not repeat."""
@@ -602,8 +675,10 @@ class Engine(Joinable):
         if pending and self._setup.find_unused_parameters:
             self._finish_step(late=True)
 
-    def _on_updated(self) -> None:
+    def _on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         self._stepped_since_update = False
+        if self._rounds is not None and self._rounds.ends_with(optimizer):
+            self.synchronise()
 
     def _follow_scale(self) -> None:
         """Rescale residuals if the scale of the loss has changed."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import nn
 
 from comm_plan.errors import InputError
 from comm_plan.plans.parameters import trainable
-from comm_plan.runtime.bucket import BucketExchange
 
 
 class Owner(Protocol):
@@ -20,10 +18,6 @@ class Owner(Protocol):
     @property
     def model(self) -> nn.Module:
         """Whose gradients it averages."""
-
-    @property
-    def buckets(self) -> Sequence[BucketExchange]:
-        """What it averages."""
 
     def close(self) -> None:
         """Average them no longer."""
@@ -70,5 +64,5 @@ def _open() -> list[Owner]:
 
 def _shared(engine: Owner, model: nn.Module) -> list[str]:
     """Return the names of parameters that ``engine`` averages and ``model`` trains."""
-    averaged = {p for bucket in engine.buckets for p in bucket.parameters}
+    averaged = set(trainable(engine.model).values())
     return [name for name, p in trainable(model).items() if p in averaged]

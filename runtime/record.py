@@ -20,6 +20,7 @@ from comm_plan.plans import (
     BucketTraffic,
     Evaluation,
     IterationTimes,
+    Plan,
     RunRecord,
     Traffic,
 )
@@ -38,7 +39,9 @@ WARMUP_STEPS = 3
 class Recorder:
     """The measurements of one run on this rank, from its making on.
 
-    What is said of single buckets is of those since the last change of the plan.
+    What is said of single buckets is of those since the last change of the plan. Of
+    local steps, most of which exchange nothing, times are means over rounds, and bytes
+    over all steps.
 
     Args:
         engine: of the run.
@@ -57,6 +60,7 @@ class Recorder:
         self._step_seconds: list[StepSeconds] = []
         self._tx_nbytes: int | None = 0
         self._replans = len(engine.replans)
+        self._exchanges = engine.step
 
     @contextmanager
     def counting_traffic(self) -> Iterator[None]:
@@ -69,18 +73,24 @@ class Recorder:
         else:
             self._tx_nbytes += max(0, after - before)  # an interface may go
 
-    def add_step(self, loss: float, seconds: float) -> None:
-        """Note a step that has just ended."""
+    def add_step(self, loss: float, seconds: float) -> list[int]:
+        """Note a step that has just ended; return the bytes that each bucket sent."""
         if self._replans != len(self._engine.replans):
             self._replans = len(self._engine.replans)
             self._sent_nbytes.clear()
             self._step_seconds.clear()
         self._losses.append(loss)
         self._iterations_s.append(seconds)
-        self._sent_nbytes.append([b.sent_nbytes for b in self._engine.buckets])
-        moments = self._engine.last_moments
-        if moments is not None and (reached := moments.seconds()) is not None:
-            self._step_seconds.append(reached)
+        before, self._exchanges = self._exchanges, self._engine.step
+        if before == self._exchanges:
+            sent_nbytes = [0] * len(self._engine.buckets)
+        else:
+            sent_nbytes = [b.sent_nbytes for b in self._engine.buckets]
+            moments = self._engine.last_moments
+            if moments is not None and (reached := moments.seconds()) is not None:
+                self._step_seconds.append(reached)
+        self._sent_nbytes.append(sent_nbytes)
+        return sent_nbytes
 
     def record(
         self,
@@ -116,7 +126,7 @@ class Recorder:
             steps=steps,
             skipped_steps=self._engine.skipped_steps,
             micro_batches=micro_batches,
-            iteration=_summary(of_ranks),
+            iteration=_summary(_rounds(of_ranks, plan)),
             iterations_s=tuple(of_ranks),
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
             predicted_error_s=plan.predicted and plan.predicted.error_s,
@@ -179,6 +189,18 @@ def _finite(loss: float) -> float | None:
 def _warm(steps: Sequence[Measured]) -> Sequence[Measured]:
     """Return what was measured after the warm-up, if the run was any longer."""
     return steps[WARMUP_STEPS:] if len(steps) > WARMUP_STEPS else steps
+
+
+def _rounds(iterations_s: Sequence[float], plan: Plan) -> Sequence[float]:
+    """Return what is an iteration's time: of local steps the mean of every round's."""
+    every = 1 if plan.local_steps is None else plan.local_steps.every
+    whole = len(iterations_s) // every * every
+    if every == 1 or not whole:
+        return iterations_s
+    means: list[float] = (
+        np.asarray(iterations_s[:whole]).reshape(-1, every).mean(axis=1).tolist()
+    )
+    return means
 
 
 def _summary(iterations_s: Sequence[float]) -> IterationTimes:

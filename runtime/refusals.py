@@ -70,11 +70,16 @@ def check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
 def check_never_refused(plan: Plan) -> None:
     """Check that no bucket needs flags that could refuse the step at its end.
 
-    Nor momentum of the engine's, which is settled there.
+    Nor momentum of the engine's, which is settled there, nor local steps.
 
     Raises:
-        InputError: one does, or ``plan`` corrects momentum.
+        InputError: one does, or ``plan`` corrects momentum or has local steps.
     """
+    if plan.local_steps is not None:
+        raise InputError(
+            "on_reduced: with local steps an optimizer takes the gradients of its own "
+            "rank: step after backward"
+        )
     if plan.momentum_correction:
         raise InputError(
             "on_reduced: the plan corrects momentum, which is settled at the end of a "

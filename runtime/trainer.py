@@ -382,15 +382,14 @@ class Run:
         return min(steps / self.epoch_steps, epochs or math.inf)
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
-        self.recorder.add_step(loss, seconds)
-        buckets = self.engine.buckets
+        sent_nbytes = self.recorder.add_step(loss, seconds)
         event = Event(
             step=self.position.step,
             epoch=epoch,
             loss=loss,
             iteration_s=seconds,
-            message_nbytes=sum(bucket.sent_nbytes for bucket in buckets),
-            dense_nbytes=sum(bucket.dense_nbytes for bucket in buckets),
+            message_nbytes=sum(sent_nbytes),
+            dense_nbytes=sum(bucket.dense_nbytes for bucket in self.engine.buckets),
             density_floor=self.density_floor,
             skipped=self.engine.last_step_skipped,
         )
@@ -401,6 +400,7 @@ class Run:
 
     def _evaluate(self, epoch: int) -> None:
         """Let rank 0 judge the model; the others wait, and no iteration counts it."""
+        self.engine.synchronise()
         if self.transport.rank == 0:
             self._judge(epoch)
         self.transport.barrier()

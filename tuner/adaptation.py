@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from comm_plan import units
-from comm_plan.errors import MismatchError
+from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, replan
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction
@@ -73,7 +73,7 @@ class Adaptation:
 
     Raises:
         MismatchError: the plan is for another model than the profile.
-        InputError: a cost that the plan needs was not measured.
+        InputError: a cost that the plan needs was not measured, or it has local steps.
     """
 
     def __init__(
@@ -82,6 +82,11 @@ class Adaptation:
         profile: Profile,
         network: Network,
     ) -> None:
+        if engine.plan.local_steps is not None:
+            raise InputError(
+                "adapt: a plan with local steps exchanges so rarely that nothing can "
+                "be seen in time: tune again instead"
+            )
         self._engine = engine
         self._profile, self._network = profile, network
         self._probe = torch.zeros(

@@ -39,7 +39,10 @@ VELOCITY = "velocity"
 FACTORS = "factors"
 """The state of PowerSGD: both factors of the last approximation, row after row."""
 
-EQUAL_ON_ALL_RANKS = (FACTORS,)
+OUTER_MOMENTUM = "outer_momentum"
+"""The state of local steps: momentum of the steps from round to round."""
+
+EQUAL_ON_ALL_RANKS = (FACTORS, OUTER_MOMENTUM)
 """States that every rank computes alike; the others are each rank's own."""
 
 POWERS = {RESIDUAL: 1, VELOCITY: 1, VARIANCE: 2}

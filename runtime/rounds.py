@@ -1,0 +1,154 @@
+"""Rounds of local steps: between two exchanges every rank trains alone.
+
+A round begins where all ranks are. Each makes some optimizer steps by its own
+gradients; then how far it has come, the outer gradient ``begin - now``, is averaged by
+the plan's buckets as gradients are, compression and residuals included, and an outer
+SGD takes all of them to where the next round begins:
+
+* learning rate 1, no momentum: the mean of the ranks, which is local SGD (Stich, "Local
+  SGD Converges Fast and Communicates Little"; compressed with error feedback: Basu et
+  al., "Qsparse-local-SGD");
+* learning rate 0.7, Nesterov momentum 0.9: DiLoCo (Douillard et al.).
+
+What the optimizer remembers, such as momentum, stays each rank's own.
+
+Two copies of the parameters are kept besides: where the round began, and the outer
+gradient; with momentum a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from comm_plan.errors import InputError
+from comm_plan.plans import LocalSteps, Plan
+from comm_plan.plans.compression import OUTER_MOMENTUM
+from comm_plan.runtime.state import Remembered
+
+_BUFFER = "momentum_buffer"
+"""Where ``torch.optim.SGD`` keeps it."""
+
+
+class Rounds:
+    """The rounds of one engine.
+
+    Args:
+        asked: how long they are, and the outer optimizer.
+        parameters: the model's, by name.
+        optimizer: the user's, whose steps count.
+
+    Attributes:
+        begins: where the round began, by name: parameters of their own, whose ``.grad``
+            is the outer gradient.
+        taken: how many steps of this round are done.
+    """
+
+    def __init__(
+        self,
+        asked: LocalSteps,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.taken = 0
+        self.begins = {
+            name: nn.Parameter(parameter.detach().clone())
+            for name, parameter in parameters.items()
+        }
+        self._parameters: list[torch.Tensor] = list(parameters.values())
+        self._places: list[torch.Tensor] = list(self.begins.values())
+        self._every = asked.every
+        self._optimizer = optimizer
+        self._has_begun = False
+        self._outer = torch.optim.SGD(
+            self._places,
+            lr=asked.learning_rate,
+            momentum=asked.momentum,
+            nesterov=asked.momentum > 0,
+        )
+
+    def begin(self) -> bool:
+        """Begin a round at the first forward after the last one; return whether it is.
+
+        The parameters may have been loaded since.
+        """
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        with torch.no_grad():
+            torch._foreach_copy_(self._places, self._parameters)
+        return True
+
+    def ends_with(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Count a step of ``optimizer``; return whether the round is over by it."""
+        if optimizer is self._optimizer and self._has_begun:
+            self.taken += 1
+        return self.taken >= self._every
+
+    def measure(self) -> None:
+        """Make the outer gradients: how far this rank has come, backwards."""
+        with torch.no_grad():
+            moves = torch._foreach_sub(self._places, self._parameters)
+        for place, move in zip(self._places, moves, strict=True):
+            place.grad = move
+
+    def end(self) -> None:
+        """Go to where the next round begins, by the means of the outer gradients.
+
+        Where there are none, as the exchange was refused, that is where this one began.
+        """
+        self._outer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self._places)
+        self._outer.zero_grad()
+        self.taken = 0
+        self._has_begun = False
+
+    def state(self) -> Remembered:
+        """Return the outer momentum, equal on all ranks."""
+        states = self._outer.state
+        return {
+            name: {OUTER_MOMENTUM: states[place][_BUFFER]}
+            for name, place in self.begins.items()
+            if states.get(place, {}).get(_BUFFER) is not None
+        }
+
+    def load_state(self, remembered: Remembered) -> None:
+        """Remember this and nothing else; the next round begins at the parameters."""
+        self.taken = 0
+        self._has_begun = False
+        self._outer.state.clear()
+        for name, place in self.begins.items():
+            buffer = remembered.get(name, {}).get(OUTER_MOMENTUM)
+            if buffer is not None:
+                self._outer.state[place][_BUFFER] = buffer.to(place, copy=True)
+
+
+def rounds_of(
+    plan: Plan,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
+) -> Rounds | None:
+    """Return the rounds that ``plan`` wants; None: it has no local steps.
+
+    Raises:
+        InputError: the steps of the optimizer cannot be counted.
+    """
+    asked = plan.local_steps
+    if asked is None:
+        return None
+    if optimizer is None:
+        raise InputError(
+            f"by this plan the ranks train alone for {asked.every} steps, so the "
+            "engine has to count those of the optimizer: call parallelize(model, plan, "
+            "optimizer=optimizer)"
+        )
+    if scaler is not None and scaler.is_enabled():
+        raise InputError(
+            "local steps: a GradScaler skips steps of one rank that others make, so "
+            "that they no longer meet: train in bfloat16, which needs none"
+        )
+    return Rounds(asked, parameters, optimizer)
