@@ -3,7 +3,9 @@
 *As printed*: as the method's paper trains it. *Plain*: as ``comm-plan solve`` plans it
 unless told otherwise, where that is something else. *With remedies*: with momentum
 correction where the optimizer has momentum, and a warm-up of density and learning rate.
-Methods that leave nothing behind need no remedy and have one form.
+Methods that leave nothing behind need no remedy and have one form. *Local steps*: the
+ranks average how far they have come, once a round; the end of an epoch, after which all
+are evaluated, ends one too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Literal
 
 from comm_plan.runtime.trainer import GTOPK_WARMUP
 
-Form = Literal["dense", "as printed", "plain", "with remedies", "tuning"]
+Form = Literal["dense", "as printed", "plain", "with remedies", "local steps", "tuning"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Variant:
     @property
     def method(self) -> str | None:
         """For which of ``METHODS`` it is evidence: the forced one, as ours."""
-        if "--compressor" not in self.solve or "as_printed=True" in self.solve:
+        other = {"as_printed=True", "--local-steps"}  # another algorithm
+        if "--compressor" not in self.solve or other.intersection(self.solve):
             return None
         return self.solve[self.solve.index("--compressor") + 1]
 
@@ -114,7 +117,7 @@ def variants(task: Task) -> dict[str, Variant]:
     """Return everything to train, by name; dense is the first."""
     every = {"dense": Variant("dense", ("--solver", "single"))}
     every |= {name: Variant("as printed", solve) for name, solve in quantised().items()}
-    return every | as_printed(task) | plain() | with_remedies(task)
+    return every | as_printed(task) | plain() | with_remedies(task) | local()
 
 
 def quantised() -> dict[str, tuple[str, ...]]:
@@ -208,6 +211,25 @@ def with_remedies(task: Task) -> dict[str, Variant]:
             lr_warmup=task.warmup_epochs,
         )
         for name, solve in solves.items()
+    }
+
+
+def local() -> dict[str, Variant]:
+    """Return rounds of local steps, dense and compressed, averaged and as DiLoCo's."""
+
+    def rounds(steps: int, *solve: str) -> Variant:
+        return Variant("local steps", (*solve, "--local-steps", str(steps)))
+
+    dense, squeezed = ("--solver", "single"), forced("doublesqueeze")
+    return {
+        "4 local steps": rounds(4, *dense),
+        **{
+            f"{steps} local steps, doublesqueeze 4 bits": rounds(steps, *squeezed)
+            for steps in (4, 8, 16)
+        },
+        "16 local steps, DiLoCo": rounds(
+            16, *dense, "--outer-lr", "0.7", "--outer-momentum", "0.9"
+        ),
     }
 
 

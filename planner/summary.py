@@ -60,6 +60,11 @@ class Prediction:
         return len(self.solution.stops)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the ranks meet only after several steps."""
+        return self.iterations > 1
+
+    @property
     def largest_ratio(self) -> float:
         """The most compressed bucket's ratio; 1: dense."""
         return max(option.ratio for option in self.solution.options)
@@ -259,7 +264,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
     dense = {row.solver: row for row in rows if row.forced is None}
     today, merged = dense[TODAY], dense[MERGED]
     planned = min(
-        (row for row in rows if row is merged or row.largest_ratio > 1),
+        (row for row in rows if row is merged or row.largest_ratio > 1 or row.is_local),
         key=lambda row: row.iteration_s,
     )
     if today.exposed_s <= WORTHWHILE * today.iteration_s:
@@ -283,13 +288,14 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         return (
             f"merge only: {_percent(gain)} less time than {instead_of}, exactly dense"
         )
+    how = "compress" if planned.largest_ratio > 1 else "meet less often"
     if gain <= WORTHWHILE:
         return (
-            f"compress: {planned.label} takes {_percent(most)} less time than "
+            f"{how}: {planned.label} takes {_percent(most)} less time than "
             f"{instead_of}; merging alone gains nothing"
         )
     return (
-        f"compress: {planned.label} takes {_percent(most)} less time than "
+        f"{how}: {planned.label} takes {_percent(most)} less time than "
         f"{instead_of}; merging alone, exactly dense, {_percent(gain)}"
     )
 

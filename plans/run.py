@@ -18,6 +18,7 @@ from comm_plan.plans.document import (
     Value,
 )
 from comm_plan.plans.link import EmulatedLink
+from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.timing import Timing
 
 
@@ -96,7 +97,8 @@ class RunRecord(Document):
     holds medians over the steps, rank 0's; ``losses`` its training loss in each step,
     None where that was inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
     Each batch was cut into ``micro_batches``, for second moments where these are not
-    exact; 1: whole.
+    exact; 1: whole. With ``local_steps`` the times of ``iteration`` are means over
+    rounds, and ``timing`` and ``predicted_timing`` are of a whole one.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
@@ -113,6 +115,7 @@ class RunRecord(Document):
     steps: Count
     skipped_steps: Count = 0
     micro_batches: PositiveCount = 1
+    local_steps: LocalSteps | None = None
     iteration: IterationTimes
     iterations_s: tuple[Seconds, ...] = ()
     predicted_iteration_s: Seconds | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.plans import Bucket, CompressorSpec, LocalSteps, Plan
-from comm_plan.report.facts import Fact, emulated
+from comm_plan.plans import Bucket, CompressorSpec, Plan
+from comm_plan.report.facts import Fact, emulated, local
 
 BUCKET_HEADER = ("bucket", "tensors", "first", "last", "compressor", "collective")
 
@@ -51,18 +51,9 @@ def _setting(plan: Plan) -> Iterator[Fact]:
     if plan.momentum_correction:
         yield "momentum", "applied before compression"
     if plan.local_steps is not None:
-        yield "local steps", _local_steps(plan.local_steps)
+        yield local(plan.local_steps)
     if plan.evidence:
         yield "accuracy", "\n".join(plan.evidence)
-
-
-def _local_steps(asked: LocalSteps) -> str:
-    if (asked.learning_rate, asked.momentum) == (1, 0):
-        return f"{asked.every}, then the mean of the ranks"
-    return (
-        f"{asked.every}, then an outer SGD: learning rate {asked.learning_rate:g}, "
-        f"Nesterov momentum {asked.momentum:g}"
-    )
 
 
 def _prediction(plan: Plan) -> Iterator[Fact]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from comm_plan import units
 from comm_plan.plans import BucketTraffic, RunRecord
-from comm_plan.report.facts import Fact, emulated
+from comm_plan.report.facts import Fact, emulated, local
 
 
 def run_rows(record: RunRecord) -> list[Fact]:
@@ -71,6 +71,8 @@ def _setting(record: RunRecord) -> Iterator[Fact]:
     if record.skipped_steps:
         steps += f", {record.skipped_steps} of them skipped"
     yield "steps", steps
+    if record.local_steps is not None:
+        yield local(record.local_steps)
     if record.micro_batches > 1:
         yield "second moments", f"from {record.micro_batches} micro-batches"
 
@@ -81,7 +83,8 @@ def _times(record: RunRecord) -> Iterator[Fact]:
         return
     yield "iteration, median", units.seconds(measured.median_s)
     spread = f"{units.seconds(measured.min_s)} to {units.seconds(measured.p95_s)}"
-    count = units.counted(measured.count, "iteration")
+    rounds = record.local_steps is not None
+    count = units.counted(measured.count, "round" if rounds else "iteration")
     yield "iteration, min to p95", f"{spread}, {count}"
     error = prediction_error(record)
     if record.predicted_iteration_s is not None and error is not None:
@@ -96,7 +99,7 @@ def _times(record: RunRecord) -> Iterator[Fact]:
     if record.timing is not None and off is not None:
         side = "longer" if off > 0 else "shorter"
         yield (
-            "computation of rank 0",
+            f"computation of rank 0{', a round' if rounds else ''}",
             f"{units.seconds(record.timing.compute_end_s)}, "
             f"{units.percent(abs(off))} {side} than predicted",
         )

@@ -494,8 +494,10 @@ class Engine(Joinable):
         """
         parameters = trainable(self.model)
         taken = self._momentum if self.plan.momentum_correction else None
-        rounds = rounds_of(plan, parameters, self._optimizer, self._scaler)
         with ExitStack() as undo, ExitStack() as begun:
+            rounds = rounds_of(plan, parameters, self._optimizer, self._scaler)
+            if rounds is not None:
+                begun.enter_context(rounds.counted(self.synchronise))
             momentum = taken_over(plan, self._optimizer, taken)
             if momentum is not None and momentum is not taken:
                 undo.callback(momentum.close)
@@ -675,10 +677,8 @@ class Engine(Joinable):
         if pending and self._setup.find_unused_parameters:
             self._finish_step(late=True)
 
-    def _on_updated(self, optimizer: torch.optim.Optimizer) -> None:
+    def _on_updated(self) -> None:
         self._stepped_since_update = False
-        if self._rounds is not None and self._rounds.ends_with(optimizer):
-            self.synchronise()
 
     def _follow_scale(self) -> None:
         """Rescale residuals if the scale of the loss has changed."""

@@ -55,7 +55,7 @@ NO_BACKWARD = -1
 """The graph task while no backward runs."""
 
 
-def _ignored(*arguments: object) -> None:
+def _ignored() -> None:
     """Do nothing."""
 
 
@@ -85,7 +85,7 @@ class Callbacks:
         on_forward_failed: a training forward raised.
         on_backward_lost: a gradient arrives after a backward that has failed: its end
             was awaited, and is no longer.
-        on_updated: this optimizer has updated parameters of the plan.
+        on_updated: an optimizer has updated parameters of the plan.
     """
 
     listening: Callable[[], bool]
@@ -98,7 +98,7 @@ class Callbacks:
     on_any_forward: Callable[[], None] = _ignored
     on_forward_failed: Callable[[], None] = _ignored
     on_backward_lost: Callable[[], None] = _ignored
-    on_updated: Callable[[torch.optim.Optimizer], None] = _ignored
+    on_updated: Callable[[], None] = _ignored
 
 
 def attach(
@@ -280,7 +280,7 @@ class _Hooks:
     def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell of the end of such a step."""
         if self._concerns(optimizer):
-            self._callbacks.on_updated(optimizer)
+            self._callbacks.on_updated()
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups

@@ -126,6 +126,7 @@ class Recorder:
             steps=steps,
             skipped_steps=self._engine.skipped_steps,
             micro_batches=micro_batches,
+            local_steps=plan.local_steps,
             iteration=_summary(_rounds(of_ranks, plan)),
             iterations_s=tuple(of_ranks),
             predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,

@@ -18,7 +18,8 @@ gradient; with momentum a third.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -38,7 +39,8 @@ class Rounds:
     Args:
         asked: how long they are, and the outer optimizer.
         parameters: the model's, by name.
-        optimizer: the user's, whose steps count.
+        optimizer: the user's, whose steps count. Its own hooks tell of them: those of
+            all optimizers must not change while one runs, as a round's end takes.
 
     Attributes:
         begins: where the round began, by name: parameters of their own, whose ``.grad``
@@ -81,11 +83,21 @@ class Rounds:
             torch._foreach_copy_(self._places, self._parameters)
         return True
 
-    def ends_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Count a step of ``optimizer``; return whether the round is over by it."""
-        if optimizer is self._optimizer and self._has_begun:
-            self.taken += 1
-        return self.taken >= self._every
+    @contextmanager
+    def counted(self, at_end: Callable[[], None]) -> Iterator[None]:
+        """Count the optimizer's steps within; call ``at_end`` when a round is over."""
+
+        def count(*arguments: object) -> None:
+            if self._has_begun:
+                self.taken += 1
+            if self.taken >= self._every:
+                at_end()
+
+        hook = self._optimizer.register_step_post_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def measure(self) -> None:
         """Make the outer gradients: how far this rank has come, backwards."""

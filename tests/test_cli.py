@@ -106,6 +106,11 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
         ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
         ("solve profile.json network.json --literal", "it is for --solver lags"),
+        ("solve profile.json network.json --outer-lr 0.7", "it is for --local-steps"),
+        (
+            "solve profile.json network.json --local-steps 4 --outer-momentum 1",
+            "--outer-momentum: momentum = 1.0: ",
+        ),
         ("benchmark-network --world-size 4", "--world-size: it is for --import"),
         ("benchmark-network --import a.txt --budget 9", "it is not for --import"),
         ("profile --from-csv a.csv --local-ranks 2", "profiles that are measured"),

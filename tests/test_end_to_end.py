@@ -93,6 +93,21 @@ def test_digits_reach_97_percent_under_an_optimal_plan(planned):
     assert record.predicted_timing == plan.predicted.timing
 
 
+def test_digits_reach_97_percent_by_local_steps(planned):
+    """By the same commands; a third of the bytes, at a time as predicted of rounds."""
+    run(planned, "solve", "profile.json", "network.json", "--local-steps", 3,
+        "-o", "local.json")  # fmt: skip
+    said = run(planned, "train", "digits", "--plan", "local.json",
+               "--local-ranks", RANKS, "-o", "rounds.json")  # fmt: skip
+    assert "3, then the mean of the ranks" in said
+    record = RunRecord.load(planned / "rounds.json")
+    assert record.evaluations[-1].value >= 0.97
+    assert 2 < record.traffic.compression_ratio <= 3  # epochs end rounds too
+    plan = Plan.load(planned / "local.json")
+    assert record.local_steps == plan.local_steps
+    assert record.predicted_iteration_s == plan.predicted.iteration_s
+
+
 NORMED = """
 import torch
 from torch import nn

@@ -162,7 +162,9 @@ def _wanted(plan: Plan, tried: Tried | None) -> str:
 
 def _do_the_same(plan: Plan, other: Plan) -> bool:
     """Return whether two plans are executed alike, whatever is predicted of them."""
-    executed = ("buckets", "momentum_correction", "world_size", "backend")
+    executed = (
+        "buckets", "momentum_correction", "local_steps", "world_size", "backend",
+    )  # fmt: skip
     return all(getattr(plan, name) == getattr(other, name) for name in executed)
 
 

@@ -34,8 +34,11 @@ def quartiles(run: ShownRun) -> tuple[float, float] | None:
 
 
 def _warm(run: ShownRun) -> Sequence[float]:
-    times = run.record.iterations_s
-    return times[max(0, len(times) - run.record.iteration.count) :]
+    record = run.record
+    times, count = record.iterations_s, record.iteration.count
+    if record.local_steps is not None:  # it counts rounds
+        count *= record.local_steps.every
+    return times[max(0, len(times) - count) :]
 
 
 def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:

@@ -6,6 +6,7 @@ from comm_plan.plans import (
     Contention,
     Evaluation,
     IterationTimes,
+    LocalSteps,
     Plan,
     PlannedModel,
     Predicted,
@@ -100,6 +101,30 @@ def test_computation_is_held_against_its_own_prediction():
     timings = {"timing": took, "predicted_timing": expected}
     rows = dict(run_rows(RECORD.model_copy(update=timings)))
     assert rows["computation of rank 0"] == "30.0 ms, 50.0 % longer than predicted"
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (LocalSteps(every=8), "8, then the mean of the ranks"),
+        (
+            LocalSteps(every=8, learning_rate=0.7, momentum=0.9),
+            "8, then an outer SGD: learning rate 0.7, Nesterov momentum 0.9",
+        ),
+    ],
+)
+def test_local_steps_are_named(steps, told):
+    assert (
+        dict(plan_rows(PLAN.model_copy(update={"local_steps": steps})))["local steps"]
+        == told
+    )
+    assert "local steps" not in dict(plan_rows(PLAN))
+    took = documents.timing((0.02, 0.03, 0.05), compute_end_s=0.03)
+    changes = {"local_steps": steps, "timing": took, "predicted_timing": took}
+    rows = dict(run_rows(RECORD.model_copy(update=changes)))
+    assert rows["local steps"] == told
+    assert rows["iteration, min to p95"].endswith("90 rounds")
+    assert "computation of rank 0, a round" in rows
 
 
 def test_second_moments_that_were_estimated_are_named():

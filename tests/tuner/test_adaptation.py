@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from comm_plan.collectives.emulation import emulate
+from comm_plan.errors import InputError
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
-from comm_plan.plans import EmulatedLink
+from comm_plan.plans import EmulatedLink, LocalSteps
 from comm_plan.profiler import compression_costs
 from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
@@ -150,6 +151,14 @@ def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
         adaptation.close()
 
     run_ranks(RANKS, rank)
+
+
+def test_local_steps_are_not_followed():
+    settings = Settings(local_steps=LocalSteps(every=4))
+    plan = solve(make_problem(PROFILE, network(FAST), settings), "optimal")
+    engine = SimpleNamespace(plan=plan)
+    with pytest.raises(InputError, match="so rarely"):
+        Adaptation(engine, PROFILE, network(FAST))
 
 
 def test_what_is_expected_is_for_the_ranks_that_train():
