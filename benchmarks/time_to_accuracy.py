@@ -54,9 +54,19 @@ OURS = {
     "powersgd 2": ("--compressor", "powersgd"),
     "powersgd 4": ("--compressor", "powersgd", "--set", "rank=4"),
     "powersgd 8": ("--compressor", "powersgd", "--set", "rank=8"),
+    **{
+        f"{steps} local steps, doublesqueeze 4 bits": (
+            "--compressor",
+            "doublesqueeze",
+            "--local-steps",
+            str(steps),
+        )
+        for steps in (4, 8)
+    },
 }
 """Plans; where the optimizer is no SGD, momentum is not corrected. PowerSGD sends one
-factor a step, its hook both: rank 8 sends as much as the hook's rank 4."""
+factor a step, its hook both: rank 8 sends as much as the hook's rank 4. Local steps are
+another algorithm."""
 TUNED = "tuned"
 LARGEST_NBYTES = 4 * 2**20
 

@@ -2,8 +2,9 @@
 
 The variants of a seed follow one another, in one order and for the next seed in the
 other. Each starts from the seed's parameters and takes its batches. Seconds are
-those of the iterations, the mean of the ranks; evaluations are not counted. Rank 0
-writes a list of :class:`Outcome` as JSON.
+those of the iterations, the mean of the ranks; evaluations are not counted, but that
+local steps have to end a round before them is. Rank 0 writes a list of
+:class:`Outcome` as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,8 +92,8 @@ class Outcome:
 @contextmanager
 def averaging(
     variant: Variant, workload: Workload, transport: Transport, seed: int
-) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
-    """Lend the model and the optimizer of a training by ``variant``."""
+) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]]:
+    """Lend model and optimizer of a training by ``variant``, and what ends a round."""
     model = workload.model.train()
     optimizer = workload.optimizer(model.parameters())
     if variant.plan is not None:
@@ -103,8 +105,8 @@ def averaging(
             seed=seed,
             gradient_as_bucket_view=True,
             optimizer=optimizer,
-        ):
-            yield model, optimizer
+        ) as engine:
+            yield model, optimizer, engine.synchronise
         return
     ddp = DistributedDataParallel(
         model, bucket_cap_mb=variant.cap_mb, gradient_as_bucket_view=True
@@ -117,7 +119,7 @@ def averaging(
                 None, matrix_approximation_rank=int(rank), start_powerSGD_iter=2
             )
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    yield ddp, optimizer
+    yield ddp, optimizer, lambda: None
 
 
 def train(
@@ -129,11 +131,15 @@ def train(
     batches = endless(workload.batches, transport.rank, transport.world_size, seed)
     own_s: list[float] = []
     metric, value, reached = "", float("nan"), False
-    with averaging(variant, workload, transport, seed) as (model, optimizer):
+    with averaging(variant, workload, transport, seed) as parts:
+        model, optimizer, end_round = parts
         while not reached and len(own_s) < goal.most_steps:
             for batch in itertools.islice(batches, goal.every):
                 step = iterate(workload.loss, model, optimizer, batch)
                 own_s.append(step[1])
+            begun_s = time.perf_counter()
+            end_round()
+            own_s[-1] += time.perf_counter() - begun_s
             if transport.rank == 0:
                 measured = workload.evaluate(workload.model)
                 assert measured is not None

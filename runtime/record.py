@@ -81,16 +81,25 @@ class Recorder:
             self._step_seconds.clear()
         self._losses.append(loss)
         self._iterations_s.append(seconds)
+        self._sent_nbytes.append(self._exchanged())
+        return self._sent_nbytes[-1]
+
+    def add_end_of_round(self, seconds: float) -> None:
+        """Note that a round has ended before its time, as part of the last step."""
+        self._iterations_s[-1] += seconds
+        before = self._sent_nbytes[-1]
+        each = zip(before, self._exchanged(), strict=True)
+        self._sent_nbytes[-1] = [sum(nbytes) for nbytes in each]
+
+    def _exchanged(self) -> list[int]:
+        """Return the bytes that each bucket has sent since the last step, and when."""
         before, self._exchanges = self._exchanges, self._engine.step
         if before == self._exchanges:
-            sent_nbytes = [0] * len(self._engine.buckets)
-        else:
-            sent_nbytes = [b.sent_nbytes for b in self._engine.buckets]
-            moments = self._engine.last_moments
-            if moments is not None and (reached := moments.seconds()) is not None:
-                self._step_seconds.append(reached)
-        self._sent_nbytes.append(sent_nbytes)
-        return sent_nbytes
+            return [0] * len(self._engine.buckets)
+        moments = self._engine.last_moments
+        if moments is not None and (reached := moments.seconds()) is not None:
+            self._step_seconds.append(reached)
+        return [bucket.sent_nbytes for bucket in self._engine.buckets]
 
     def record(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -280,6 +281,7 @@ class Run:
             with self.recorder.counting_traffic():
                 for loss, seconds in self._steps(epoch):
                     self._watch(epoch, loss, seconds)
+                self._end_round()
             self._checkpoint()
             self._evaluate(epoch)
             yield epoch
@@ -398,9 +400,15 @@ class Run:
         if every and self.position.step % every == 0:
             self._checkpoint()
 
+    def _end_round(self) -> None:
+        """Bring local steps together before the model is saved and judged."""
+        begun_s, exchanges = time.perf_counter(), self.engine.step
+        self.engine.synchronise()
+        if self.engine.step > exchanges:
+            self.recorder.add_end_of_round(time.perf_counter() - begun_s)
+
     def _evaluate(self, epoch: int) -> None:
         """Let rank 0 judge the model; the others wait, and no iteration counts it."""
-        self.engine.synchronise()
         if self.transport.rank == 0:
             self._judge(epoch)
         self.transport.barrier()
@@ -418,6 +426,7 @@ class Run:
 
     def _checkpoint(self) -> None:
         if self.checkpoints:
+            self._end_round()
             self.checkpoints.save(
                 self.position,
                 self.model,
