@@ -125,6 +125,11 @@ def only_kind(plan: Plan, who: str, able: tuple[str, ...]) -> str:
     Raises:
         InputError: it cannot do what the plan says.
     """
+    if plan.local_steps is not None:
+        raise InputError(
+            f"{who} averages every gradient, and the plan has local steps: use "
+            "comm_plan.parallelize, or solve without"
+        )
     kinds = sorted({bucket.compressor.kind for bucket in plan.buckets})
     beyond = [kind for kind in kinds if kind not in able]
     if beyond:

@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 from comm_plan.errors import InputError
-from comm_plan.plans import Bf16, Bucket, Dense, Fp16, Plan, PlannedModel, TopK
+from comm_plan.plans import (
+    Bf16,
+    Bucket,
+    Dense,
+    Fp16,
+    LocalSteps,
+    Plan,
+    PlannedModel,
+    TopK,
+)
 from comm_plan.plans.export import to_ddp, to_horovod
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 
@@ -108,6 +117,13 @@ def test_horovod_gets_the_buckets_as_groups(spec, cast, monkeypatch, tmp_path):
         [parameters[name] for name in bucket.tensors] for bucket in plan.buckets
     ]
     assert asked["compression"] == cast
+
+
+@pytest.mark.parametrize("to_python", [to_ddp, to_horovod])
+def test_local_steps_are_refused(to_python):
+    local = {"local_steps": LocalSteps(every=4)}
+    with pytest.raises(InputError, match="averages every gradient"):
+        to_python(plan_for(nn.Linear(4, 4), 2).model_copy(update=local))
 
 
 def test_what_they_cannot_do_is_refused():
