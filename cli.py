@@ -554,6 +554,12 @@ def tune(
         typer.Option(help="Shortest iterations, or the loss that falls fastest."),
     ] = "time",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
+    local_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--local-steps", help="Also try rounds of so many steps: 4,16, say."
+        ),
+    ] = None,
     changes: WorkloadOptions,
     optimizer: OptimizerChanges,
     seed: Annotated[
@@ -579,7 +585,7 @@ def tune(
 ) -> None:
     """Try the plans that could be best on your own model; say which to run."""
     if objective != "loss":
-        refuse_given(context, {"seeds"}, "it is for --objective loss")
+        refuse_given(context, {"seeds", "local_steps"}, "it is for --objective loss")
     launching.start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
@@ -608,6 +614,9 @@ def tune(
                     accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,
                 ),
+                rounds=arguments.numbers("--local-steps", local_steps, int)
+                if local_steps
+                else (),
                 profile=None if profile is None else Profile.load(profile),
                 network=None if network is None else Network.load(network),
                 find_unused_parameters=find_unused_parameters,

@@ -139,6 +139,11 @@ class Plan(Document):
         """Whether no bucket is compressed."""
         return all(bucket.compressor.lossless for bucket in self.buckets)
 
+    @property
+    def round_steps(self) -> int:
+        """How many steps the ranks make to an exchange."""
+        return 1 if self.local_steps is None else self.local_steps.every
+
 
 def _is_of_gradients(spec: CompressorSpec) -> bool:
     """Return whether ``spec`` needs more of a gradient than its values."""

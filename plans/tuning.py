@@ -51,12 +51,14 @@ class Trial(Value):
     ``plan`` is the plan's file beside this document. ``rounds`` are those that it was
     in; ``measured_s`` is the median of the last one, times what the baseline took in
     its last round over what it took in that one, so that one clock measures all plans.
-    ``curves`` are there when plans are judged by loss.
+    ``curves`` are there when plans are judged by loss. ``local``: its ranks train alone
+    for some steps; then it is not ``lossless`` either.
     """
 
     name: Name
     plan: Name
     lossless: bool
+    local: bool = False
     predicted_s: Seconds
     rounds: tuple[Round, ...] = ()
     measured_s: Seconds | None = None

@@ -203,7 +203,7 @@ def _warm(steps: Sequence[Measured]) -> Sequence[Measured]:
 
 def _rounds(iterations_s: Sequence[float], plan: Plan) -> Sequence[float]:
     """Return what is an iteration's time: of local steps the mean of every round's."""
-    every = 1 if plan.local_steps is None else plan.local_steps.every
+    every = plan.round_steps
     whole = len(iterations_s) // every * every
     if every == 1 or not whole:
         return iterations_s

@@ -101,8 +101,9 @@ def by_loss(
         enough = NEARLY * max(better.values())
         name, best = [item for item in better.items() if item[1] >= enough][-1]
         winner = next(trial for trial in trials if trial.name == name)
+        how = "train by" if winner.local else "compress with"
         return winner, (
-            f"compress with {name}: it gets to the dense plan's loss in at most "
+            f"{how} {name}: it gets to the dense plan's loss in at most "
             f"{units.percent(1 / best)} of its time ({runs}); {merged}"
         )
     name, best = max(speed_ups.items(), key=itemgetter(1))

@@ -16,8 +16,9 @@ from comm_plan.planner import (
     solve,
 )
 from comm_plan.planner.solvers import MERGED
-from comm_plan.plans import Network, Plan, Profile
+from comm_plan.plans import LocalSteps, Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
+from comm_plan.plans.document import refused_as
 from comm_plan.plans.plan import TODAY
 from comm_plan.plans.tuning import Objective
 
@@ -52,8 +53,22 @@ class Candidate:
 
     @property
     def ratio(self) -> float:
-        """How much the bucket that is compressed most leaves out; 1: nothing."""
-        return max(bucket.compressor.ratio for bucket in self.plan.buckets)
+        """How much the bucket that is compressed most leaves out; 1: nothing.
+
+        Local steps leave out exchanges.
+        """
+        of_buckets = max(bucket.compressor.ratio for bucket in self.plan.buckets)
+        return self.plan.round_steps * of_buckets
+
+    @property
+    def local(self) -> bool:
+        """Whether its ranks train alone for some steps."""
+        return self.plan.local_steps is not None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it averages every gradient as it is."""
+        return self.plan.is_dense and not self.local
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,14 @@ def candidates(
     settings: Settings,
     objective: Objective = "time",
     most: int = MOST,
+    rounds: Sequence[int] = (),
 ) -> Candidates:
     """Return the plans that could be best, the predicted order kept.
 
     Every solver makes one, and every method that ``settings`` allow, by name or by what
     was measured of its accuracy, one with the buckets of ``optimal``. Where the loss
-    decides, ``auto`` makes some with less compression too (:data:`MILD_RATIOS`). The
+    decides, ``auto`` makes some with less compression too (:data:`MILD_RATIOS`), and it
+    and ``optimal`` one for every length of rounds of local steps. The
     baseline and ``optimal`` are always tried. Of equal plans the first in the order of
     solvers and methods is tried, dense ones first. Any other plan is tried only if,
     were it as much faster than predicted and others as much slower as
@@ -88,9 +105,11 @@ def candidates(
         settings: what is allowed; a forced compressor is not.
         objective: what the best plan is best at.
         most: how many to try at most.
+        rounds: how many local steps to try, if the loss decides.
 
     Raises:
-        InputError: ``settings`` force a compressor or allow an unknown one.
+        InputError: ``settings`` force a compressor or allow an unknown one, or no round
+            has so many steps.
     """
     if settings.compressor is not None:
         raise InputError(
@@ -98,6 +117,8 @@ def candidates(
             "out, or allow it only"
         )
     posed, missing = _posed(profile, network, settings, objective)
+    for steps in rounds if objective == "loss" else ():
+        posed += _in_rounds(profile, network, settings, steps)
     listed, not_tried = _solved(posed, missing)
     always = [c for c in listed if c.name in (TODAY, MERGED)]
     rest = sorted(
@@ -154,12 +175,31 @@ def _solved(
         except InputError as error:
             missing[each.name] = str(error)
             continue
-        same = seen.setdefault(repr(plan.buckets), each.name)
+        does = repr((plan.buckets, plan.local_steps))
+        same = seen.setdefault(does, each.name)
         if same == each.name:
             listed.append(Candidate(each.name, plan))
         else:
             missing[each.name] = f"the same plan as {same}"
     return listed, missing
+
+
+def _in_rounds(
+    profile: Profile, network: Network, settings: Settings, steps: int
+) -> list[_Posed]:
+    """Return what to solve for rounds of so many local steps.
+
+    Raises:
+        InputError: no round has so many, or gradients are sparse.
+    """
+    with refused_as("--local-steps"):
+        local = LocalSteps(every=steps)
+    settings = replace(settings, local_steps=local, momentum_correction=False)
+    problem = make_problem(profile, network, settings)
+    return [
+        _Posed(f"{name}, {steps} local steps", name, problem)
+        for name in (MERGED, CHOOSING)
+    ]
 
 
 def _posed(

@@ -55,6 +55,7 @@ class Options:
         seeds: how many trainings of each plan are judged by loss.
         seed: the first of them; of the data in the other trials.
         settings: what plans may be.
+        rounds: how many local steps to try, if the loss decides.
         profile: of the workload, measured before; None: measure it.
         network: of the ranks, measured before; None: measure it.
         find_unused_parameters: parameters may get no gradient.
@@ -66,6 +67,7 @@ class Options:
     seeds: int = 3
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
+    rounds: Sequence[int] = ()
     profile: Profile | None = None
     network: Network | None = None
     find_unused_parameters: bool = False
@@ -276,7 +278,8 @@ class Session:
             Trial(
                 name=candidate.name,
                 plan=file_of(candidate.name),
-                lossless=candidate.plan.is_dense,
+                lossless=candidate.lossless,
+                local=candidate.local,
                 predicted_s=candidate.predicted_s,
                 rounds=tuple(self._rounds[candidate.name]),
                 measured_s=self._measured_s(candidate.name),

@@ -50,7 +50,8 @@ class Block:
     """Iterations of one plan, one after the other.
 
     Attributes:
-        seconds: [iterations], the mean of the ranks, which wait for each other.
+        seconds: [iterations], the mean of the ranks, which wait for each other; of
+            local steps the mean of the round.
         losses: [iterations], the mean over the ranks.
         timing: medians of when each bucket travelled, waiting for others left out.
         overhead_s: what else the block took: making the engine, the warm-up.
@@ -107,6 +108,8 @@ class Trials:
     ) -> Block:
         """Return what ``iterations`` iterations by ``plan`` take, after a warm-up.
 
+        Of local steps as many as whole rounds have.
+
         Args:
             plan: the plan.
             iterations: how many count, at least 1.
@@ -123,6 +126,8 @@ class Trials:
             warm_up = (
                 warm_up_of(plan.predicted.iteration_s) if plan.predicted else WARM_UP
             )
+        every = plan.round_steps
+        warm_up, iterations = (-(-n // every) * every for n in (warm_up, iterations))
         chosen = self._seed if seed is None else seed
         rows: list[tuple[float, float]] = []
         reached: list[StepSeconds] = []
@@ -162,11 +167,12 @@ class Trials:
                 done(len(rows))
         of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
+        seconds = seconds.reshape(-1, every).mean(axis=1).repeat(every)
         took_s = ranks.broadcast_object(time.perf_counter() - started_s)
         return Block(
             seconds=seconds,
             losses=of_ranks[:, :, 0].mean(axis=0),
-            timing=self._timing(reached[warm_up:]),
+            timing=self._timing(reached[warm_up:]) if every == 1 else None,
             overhead_s=took_s - float(seconds.sum()),
         )
 

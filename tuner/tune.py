@@ -66,7 +66,13 @@ def tune(
         transport, profile.nbytes, options.budget_s, options.progress
     )
     listed: Candidates = transport.broadcast_object(
-        candidates(profile, network, options.settings, options.objective)
+        candidates(
+            profile,
+            network,
+            options.settings,
+            options.objective,
+            rounds=options.rounds,
+        )
         if transport.rank == 0
         else None
     )

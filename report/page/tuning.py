@@ -112,7 +112,7 @@ def _row(tuning: Tuning, trial: Trial) -> tuple[Cell, ...]:
     gain = baseline_s / measured if measured and baseline_s else None
     return (
         Cell(f"{trial.name} ({role})" if role else trial.name),
-        Cell("exact" if trial.lossless else "compressed"),
+        Cell("exact" if trial.lossless else _how(trial)),
         seconds(trial.predicted_s),
         seconds(measured),
         times(error),
@@ -172,3 +172,7 @@ def _training(trial: Trial, curve: Curve) -> str:
 
 def _is_finite(loss: float) -> bool:
     return abs(loss) <= LARGEST_LOSS
+
+
+def _how(trial: Trial) -> str:
+    return "local steps" if trial.local else "compressed"

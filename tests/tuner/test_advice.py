@@ -192,6 +192,15 @@ def test_lossy_plans_are_judged_by_loss(speed_ups, winner, words):
     assert words in advice
 
 
+def test_rounds_of_local_steps_are_no_compression():
+    rounds = trial("auto, 4 local steps", 0.3, lossless=False)
+    rounds = rounds.model_copy(update={"local": True})
+    trials = [trial("threshold", 1.0), rounds]
+    chosen, advice = by_loss(trials, trials[0], {rounds.name: 2.0}, seeds=3)
+    assert chosen is rounds
+    assert advice.startswith("train by auto, 4 local steps: it gets to")
+
+
 def test_of_lossy_plans_that_are_nearly_as_fast_the_gentlest_wins():
     trials = [
         trial("threshold", 1.0),

@@ -143,3 +143,25 @@ def test_methods_that_are_not_allowed_are_not_used():
 def test_a_forced_compressor_is_refused():
     with pytest.raises(InputError, match="a tuner chooses"):
         listed(compressor="topk")
+
+
+def test_rounds_of_local_steps_are_tried_if_the_loss_decides():
+    settings = Settings(accuracy="loss", momentum_correction=True)
+    costs = model(), network(1e-8)
+    found = candidates(*costs, settings, "loss", most=20, rounds=(4, 16))
+    local = {c.name: c for c in found.tried if c.local}
+    assert "optimal, 16 local steps" in local
+    listed_anyhow = {*local, *found.not_tried}
+    assert {f"{name}, 4 local steps" for name in (MERGED, CHOOSING)} <= listed_anyhow
+    for name, candidate in local.items():
+        assert not candidate.lossless
+        assert candidate.ratio >= candidate.plan.round_steps
+        assert f", {candidate.plan.local_steps.every} local steps" in name
+        assert not candidate.plan.momentum_correction
+    without = candidates(*costs, settings, "time", rounds=(4,))
+    assert not any(candidate.local for candidate in without.tried)
+
+
+def test_rounds_of_one_step_are_none():
+    with pytest.raises(InputError, match="--local-steps"):
+        candidates(model(), network(1e-8), Settings(), "loss", rounds=(1,))

@@ -17,7 +17,7 @@ from comm_plan.collectives.emulation import emulate
 from comm_plan.commbench.probe import Probed
 from comm_plan.errors import InputError, RunError
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import EmulatedLink, Network, Plan, Profile, Tuning
+from comm_plan.plans import EmulatedLink, LocalSteps, Network, Plan, Profile, Tuning
 from comm_plan.profiler import measure
 from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support import documents
@@ -304,6 +304,38 @@ def test_lossy_plans_can_be_judged_by_loss(tmp_path):
         sparse = any(bucket.compressor.sparse for bucket in plan.buckets)
         assert plan.momentum_correction == sparse
     assert len({plan.momentum_correction for plan in plans}) == 2
+
+
+def test_iterations_of_local_steps_take_the_mean_of_their_round():
+    """As many as whole rounds have; nothing is left of them."""
+    model = net()
+    plan = plan_for(model, 1).model_copy(update={"local_steps": LocalSteps(every=3)})
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    block = Trials(workload(model, 1), LocalTransport()).run(plan, 5, warm_up=1)
+    assert block.seconds.shape == block.losses.shape == (6,)
+    first, second = block.seconds.reshape(2, 3)
+    assert len(set(first)) == len(set(second)) == 1
+    assert block.timing is None
+    assert all(map(torch.equal, before, model.state_dict().values()))
+
+
+def test_rounds_of_local_steps_can_be_judged_by_loss(tmp_path):
+    tuning, _ = tuned(
+        tmp_path,
+        link=EmulatedLink(bytes_per_s=1e5, latency_s=1e-3),
+        objective="loss",
+        settings=Settings(accuracy="none"),
+        rounds=(4,),
+        seeds=1,
+        budget_s=40.0,
+        network=SLOW,
+    )
+    (judged,) = [trial for trial in tuning.trials if trial.local and trial.curves]
+    assert not judged.lossless
+    plan = Plan.load(tmp_path / judged.plan)
+    assert plan.local_steps == LocalSteps(every=4)
+    assert tuning.winner == judged.name, "a fourth of the exchanges of a slow link"
+    assert Plan.load(tmp_path / "plan.json").local_steps == plan.local_steps
 
 
 class Instant:
