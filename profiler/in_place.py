@@ -5,7 +5,8 @@ through the caches since it touched them, and it leaves the caches cold for the 
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket holds
 all gradients that a method takes and nothing travels, in turn with iterations in which
-it rests. The ranks meet at the end of each backward, as in training: those that share a
+it rests, right before and right after, as a machine is now faster and now slower for
+seconds. The ranks meet at the end of each backward, as in training: those that share a
 host pass over its memory at the same time, and wait for each other. What iterations
 take longer, less what the communication thread adds after backward, over the sum of
 ``compress_s`` of all tensors, is a factor on ``compress_s``; what that thread takes,
@@ -265,15 +266,17 @@ class _Training:
     block: int
 
     def turn(self, plans: Plans) -> list[Seen]:
-        """Return what is seen by each plan."""
+        """Return what is seen by each plan, beside rests right before and after it."""
         seen = []
-        rests_s: dict[tuple[Bucket, ...], float] = {}
+        rested: tuple[Bucket, ...] | None = None
+        after_s = 0.0
         for (kind, _), plan in plans.items():
             others = tuple(b for b in plan.buckets if b.compressor.kind != kind)
-            if others not in rests_s:
-                rests_s[others] = self._resting_s(plan, others)
+            before_s = after_s if others == rested else self._resting_s(plan, others)
             computes_s, thread_s, update_s = self._working(plan, kind)
-            seen.append((computes_s - rests_s[others], thread_s, update_s))
+            rested, after_s = others, self._resting_s(plan, others)
+            rests_s = (before_s + after_s) / 2
+            seen.append((computes_s - rests_s, thread_s, update_s))
         return seen
 
     def _resting_s(self, plan: Plan, others: Sequence[Bucket]) -> float:

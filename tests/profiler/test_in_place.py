@@ -230,14 +230,14 @@ def test_of_several_buckets_only_the_methods_own_counts(watched):
     ]
 
 
-def test_a_model_without_other_buckets_rests_once_a_turn(digits, watched, monkeypatch):
+def test_every_method_is_between_two_rests(digits, watched, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", (4, 4))
     assert seen(*digits) == [
         (WORK_S["dense"], WORK_S["dense"], 0.0),
         (WORK_S["topk"], WORK_S["topk"], 0.0),
     ]
     blocks = watched[::4]
-    turn = [0.0, WORK_S["dense"], WORK_S["topk"]]
+    turn = [0.0, WORK_S["dense"], 0.0, WORK_S["topk"], 0.0]
     assert blocks == turn * (len(blocks) // len(turn))
 
 
