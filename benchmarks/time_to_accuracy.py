@@ -67,7 +67,9 @@ OURS = {
 """Plans; where the optimizer is no SGD, momentum is not corrected. PowerSGD sends one
 factor a step, its hook both: rank 8 sends as much as the hook's rank 4. Local steps are
 another algorithm."""
-TUNED = "tuned"
+TUNED = {"tuned": (), "tuned, local steps": ("--local-steps", "4,8")}
+"""What ``tune`` finds, by its options."""
+
 LARGEST_NBYTES = 4 * 2**20
 
 
@@ -134,18 +136,20 @@ def variants(
     for name, options in OURS.items():
         words = [word for word in options if word not in left_out]
         found[name] = Variant(plan=str(solve(folder, name, *words)))
-    tuning = folder / "tuning"
-    run_all(hosts, comm_plan("tune", workload, "-o", tuning, "--objective", "loss",
-                             "--profile", profile, "--network", network,
-                             "--budget", TASKS[workload].tuning_s))  # fmt: skip
-    found[TUNED] = Variant(plan=str(tuning / "plan.json"))
+    for name, options in TUNED.items():
+        tuning = folder / name
+        run_all(hosts, comm_plan("tune", workload, "-o", tuning, "--objective", "loss",
+                                 "--profile", profile, "--network", network,
+                                 "--budget", TASKS[workload].tuning_s,
+                                 *options))  # fmt: skip
+        found[name] = Variant(plan=str(tuning / "plan.json"))
     return found
 
 
 def trained(
     rate: str, arguments: argparse.Namespace, folder: Path
-) -> tuple[list[Outcome], str]:
-    """Return what came of all trainings at ``rate``, and what ``tune`` advised."""
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Return what came of all trainings at ``rate``, and what each tuning advised."""
     task = TASKS[arguments.workload]
     limit = None if rate == UNLIMITED else rate
     with EmulatedHosts(arguments.hosts, limit) as hosts:
@@ -159,7 +163,10 @@ def trained(
             "--most-steps", task.most_steps, "--seeds", arguments.seeds,
         )  # fmt: skip
         run_all(hosts, program)
-    advice = json.loads((folder / "tuning" / "tuning.json").read_text())["advice"]
+    advice = {
+        name: json.loads((folder / name / "tuning.json").read_text())["advice"]
+        for name in TUNED
+    }
     return [Outcome(**fields) for fields in json.loads(output.read_text())], advice
 
 
@@ -220,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     require_hosts()
-    advice: dict[str, str] = {}
+    advice: dict[str, dict[str, str]] = {}
     outcomes: dict[str, list[Outcome]] = {}
     written = ""
     for rate in arguments.rates:
@@ -233,7 +240,7 @@ def main() -> None:
 def save(
     arguments: argparse.Namespace,
     outcomes: Mapping[str, Sequence[Outcome]],
-    advice: Mapping[str, str],
+    advice: Mapping[str, Mapping[str, str]],
 ) -> str:
     """Write table, figures and picture of the rates so far; return the table."""
     task = TASKS[arguments.workload]
@@ -241,7 +248,8 @@ def save(
     title = f"{arguments.workload}, {arguments.hosts} hosts, until {task.goal:g}"
     parts = [f"# Time to accuracy: {title}"]
     for rate, of_rate in found.items():
-        parts += [f"## {rate}", table(of_rate), f"`tune` said: {advice[rate]}."]
+        parts += [f"## {rate}", table(of_rate)]
+        parts += [f"{name}: {said}." for name, said in advice[rate].items()]
     parts.append(
         f"Medians of {arguments.seeds} seeds; seconds of the iterations, the mean of "
         f"the ranks; evaluated every {task.every} steps, which is not counted."
