@@ -616,7 +616,7 @@ class Engine(Joinable):
 
     def _on_local_forward(self) -> None:
         self._settle_momentum()
-        if self._rounds is not None and self._rounds.begin():
+        if self._rounds is not None and self._current.moments.begun is None:
             self._current.moments.begun = self._current.moments.now()
 
     def _on_forward_failed(self) -> None:

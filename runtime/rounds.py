@@ -63,7 +63,6 @@ class Rounds:
         self._places: list[torch.Tensor] = list(self.begins.values())
         self._every = asked.every
         self._optimizer = optimizer
-        self._has_begun = False
         self._outer = torch.optim.SGD(
             self._places,
             lr=asked.learning_rate,
@@ -71,33 +70,33 @@ class Rounds:
             nesterov=asked.momentum > 0,
         )
 
-    def begin(self) -> bool:
-        """Begin a round at the first forward after the last one; return whether it is.
-
-        The parameters may have been loaded since.
-        """
-        if self._has_begun:
-            return False
-        self._has_begun = True
-        with torch.no_grad():
-            torch._foreach_copy_(self._places, self._parameters)
-        return True
-
     @contextmanager
     def counted(self, at_end: Callable[[], None]) -> Iterator[None]:
-        """Count the optimizer's steps within; call ``at_end`` when a round is over."""
+        """Count the optimizer's steps within; call ``at_end`` when a round is over.
+
+        A round begins where its first step does: parameters may have been loaded since
+        the last one.
+        """
+
+        def begin(*arguments: object) -> None:
+            if self.taken == 0:
+                with torch.no_grad():
+                    torch._foreach_copy_(self._places, self._parameters)
 
         def count(*arguments: object) -> None:
-            if self._has_begun:
-                self.taken += 1
+            self.taken += 1
             if self.taken >= self._every:
                 at_end()
 
-        hook = self._optimizer.register_step_post_hook(count)
+        hooks = (
+            self._optimizer.register_step_pre_hook(begin),
+            self._optimizer.register_step_post_hook(count),
+        )
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def measure(self) -> None:
         """Make the outer gradients: how far this rank has come, backwards."""
@@ -116,7 +115,6 @@ class Rounds:
             torch._foreach_copy_(self._parameters, self._places)
         self._outer.zero_grad()
         self.taken = 0
-        self._has_begun = False
 
     def state(self) -> Remembered:
         """Return the outer momentum, equal on all ranks."""
@@ -128,9 +126,8 @@ class Rounds:
         }
 
     def load_state(self, remembered: Remembered) -> None:
-        """Remember this and nothing else; the next round begins at the parameters."""
+        """Remember this and nothing else; a round begins."""
         self.taken = 0
-        self._has_begun = False
         self._outer.state.clear()
         for name, place in self.begins.items():
             buffer = remembered.get(name, {}).get(OUTER_MOMENTUM)

@@ -319,6 +319,31 @@ def test_buffers_follow_rank_0_after_a_round():
     assert all(torch.equal(together[0], other) for other in together)
 
 
+def test_a_round_begins_with_the_parameters_that_its_first_step_finds():
+    """Loaded meanwhile; and without a forward of the whole model."""
+
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        plan = in_rounds(model, RANKS, 2, TopK(density=0.01), "allgather")
+        with parallelize(model, plan, transport=transport, optimizer=optimizer):
+            other = net()
+            with torch.no_grad():
+                for parameter in other.parameters():
+                    parameter += 1
+            model.load_state_dict(other.state_dict())
+            for _ in range(2):
+                optimizer.zero_grad()
+                model[1](model[0](torch.ones(1, FEATURES))).sum().backward()
+                optimizer.step()
+            return parameters(model), parameters(other)
+
+    for after, loaded in run_ranks(RANKS, rank):
+        for now, before in zip(after, loaded, strict=True):
+            assert (now - before).abs().max() < 0.5
+        assert not all(map(torch.equal, after, loaded))
+
+
 def test_accumulated_gradients_are_one_step():
     def rank(transport):
         model = net()
