@@ -15,6 +15,7 @@ from comm_plan.planner import (
     make_problem,
     solve,
 )
+from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.solvers import MERGED
 from comm_plan.plans import LocalSteps, Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
@@ -187,14 +188,20 @@ def _solved(
 def _in_rounds(
     profile: Profile, network: Network, settings: Settings, steps: int
 ) -> list[_Posed]:
-    """Return what to solve for rounds of so many local steps.
+    """Return what to solve for rounds of so many local steps, dense and compressed.
+
+    Compressed by what is within noise, unless something else is allowed by name: the
+    steps have already made the exchanges rare.
 
     Raises:
         InputError: no round has so many, or gradients are sparse.
     """
     with refused_as("--local-steps"):
         local = LocalSteps(every=steps)
-    settings = replace(settings, local_steps=local, momentum_correction=False)
+    gentle: Accuracy = "none" if settings.accuracy == "none" else "noise"
+    settings = replace(
+        settings, local_steps=local, momentum_correction=False, accuracy=gentle
+    )
     problem = make_problem(profile, network, settings)
     return [
         _Posed(f"{name}, {steps} local steps", name, problem)

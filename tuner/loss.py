@@ -2,13 +2,14 @@
 
 For every seed each plan trains from the same parameters, on the same batches in the
 same order, for about as many seconds. The dense control sets the marks: its running
-mean of the loss early, half-way, and at the end. How much sooner a plan's own running
-mean gets to one is its speed-up there, and the least of them counts: where a training
-is nearly over in the seconds that there are, all losses are small, and a plan that was
-behind while they fell may be ahead at the end. A plan that does not get to a mark
-within its seconds has not passed, nor has one whose loss does not stay finite. The
-median over the seeds counts; one in which the control's loss does not stay finite is
-left out.
+mean of the loss early, half-way, and at the end. Running means are over as many
+iterations for all, so that a faster plan's is no later for that it makes more. How much
+sooner a plan's own running mean gets to one is its speed-up there, and the least of
+them counts: where a training is nearly over in the seconds that there are, all losses
+are small, and a plan that was behind while they fell may be ahead at the end. A plan
+that does not get to a mark within its seconds has not passed, nor has one whose loss
+does not stay finite. The median over the seeds counts; one in which the control's loss
+does not stay finite is left out.
 """
 
 from __future__ import annotations
@@ -23,19 +24,25 @@ from comm_plan.plans.tuning import LARGEST_LOSS
 from comm_plan.profiler.timings import SecondsArray
 
 SMOOTHED = 10
-"""The running mean of the loss has a window of one of so many parts of the run."""
+"""The running mean of the loss has a window of one of so many parts of the control."""
 
 MARKS = (0.125, 0.25, 0.5, 1.0)
 """Shares of the control's seconds at which its loss is a mark."""
 
 POINTS = 200
-"""Points of a curve that are kept at most."""
+"""Points of a curve that are kept at most: denser at its beginning, where a plan that
+is much faster passes the marks."""
 
 DIVERGED = float(np.finfo(float).max)
 """Ends the curve of a run whose loss did not stay finite."""
 
 
-def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
+def window_of(iterations: int) -> int:
+    """Return over how many iterations means are where the control makes so many."""
+    return max(1, iterations // SMOOTHED)
+
+
+def curve(seed: int, seconds: SecondsArray, losses: SecondsArray, window: int) -> Curve:
     """Return the running mean of the loss against the seconds of a run so far.
 
     Where it is not finite the curve ends, with :data:`DIVERGED`.
@@ -44,14 +51,15 @@ def curve(seed: int, seconds: SecondsArray, losses: SecondsArray) -> Curve:
         seed: of the run.
         seconds: [iterations] each one's.
         losses: [iterations].
+        window: over how many iterations the mean is, if there are as many.
     """
-    window = max(1, len(losses) // SMOOTHED)
+    window = min(window, len(losses))
     means = np.convolve(losses, np.full(window, 1 / window), mode="valid")
     elapsed_s = np.cumsum(seconds)[window - 1 :]
     broken = np.flatnonzero(~np.isfinite(means))
     if len(broken):
         means = np.append(means[: broken[0]], DIVERGED)
-    kept = np.unique(np.linspace(0, len(means) - 1, POINTS).astype(int))
+    kept = np.unique(np.geomspace(1, len(means), POINTS).astype(int)) - 1
     return Curve(
         seed=seed,
         seconds=tuple(elapsed_s[kept].tolist()),

@@ -166,8 +166,10 @@ class Session:
             order = list(steps)
             if number % 2:
                 order.reverse()
+            window = loss.window_of(steps[control.name])
             for name in order:
-                self._train(name, steps[name], self._options.seed + number)
+                seed = self._options.seed + number
+                self._train(name, steps[name], seed, window)
             self._judge(control, lossy)
             yield
 
@@ -316,7 +318,7 @@ class Session:
         self._blocks[name].append(block)
         return block
 
-    def _train(self, name: str, steps: int, seed: int) -> None:
+    def _train(self, name: str, steps: int, seed: int, window: int) -> None:
         what = f"loss of {name}, seed {seed}"
         block = self._trials.run(
             self._plans[name],
@@ -326,7 +328,8 @@ class Session:
             done=lambda count: self._options.progress(count, steps, what),
         )
         self._blocks[name].append(block)
-        self._curves[name].append(loss.curve(seed, block.seconds, block.losses))
+        curve = loss.curve(seed, block.seconds, block.losses, window)
+        self._curves[name].append(curve)
 
     def _steps_by_loss(self, judged: Sequence[Trial], seeds: int) -> Mapping[str, int]:
         """Return how long each plan may train: all for the same seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from comm_plan.plans import Curve, Round, Trial
@@ -12,7 +13,14 @@ from comm_plan.tuner.advice import (
     fastest,
     without_loss,
 )
-from comm_plan.tuner.loss import DIVERGED, curve, judge, seconds_to, stayed_finite
+from comm_plan.tuner.loss import (
+    DIVERGED,
+    curve,
+    judge,
+    seconds_to,
+    stayed_finite,
+    window_of,
+)
 
 
 def trial(name, measured_s, *, lossless=True, rounds=3):
@@ -142,10 +150,8 @@ def test_the_median_of_the_seeds_decides():
 
 
 def test_a_curve_ends_where_the_loss_is_not_finite():
-    import numpy as np
-
     losses = np.array([4.0, 3.0, 2.0, np.nan, 1.0])
-    made = curve(0, np.ones(5), losses)
+    made = curve(0, np.ones(5), losses, 1)
     assert made.losses == (4.0, 3.0, 2.0, DIVERGED)
     assert not stayed_finite(made)
 
@@ -162,10 +168,19 @@ def test_a_plan_that_diverged_never_gets_there():
     assert judge(control, {"harsh": [run([1, 2], [3.0, DIVERGED])]}) == {"harsh": 0.0}
 
 
-def test_a_curve_is_the_running_mean():
-    import numpy as np
+@pytest.mark.parametrize("times", [2, 10, 40])
+def test_a_plan_that_does_the_same_faster_is_so_much_faster(times):
+    """Also at the first mark, however many iterations a window is."""
+    window = window_of(80)
+    losses = 1 / np.arange(1.0, 80 * times + 1)
+    control = curve(0, np.full(80, 1.0), losses[:80], window)
+    other = curve(0, np.full(80 * times, 1 / times), losses, window)
+    found = judge([control], {"other": [other]})["other"]
+    assert found == pytest.approx(times, rel=0.1)
 
-    made = curve(3, np.ones(20), np.arange(20.0)[::-1])
+
+def test_a_curve_is_the_running_mean():
+    made = curve(3, np.ones(20), np.arange(20.0)[::-1], window_of(20))
     assert made.seed == 3
     assert made.seconds == tuple(range(2, 21))
     assert made.losses[0] == pytest.approx(18.5)
