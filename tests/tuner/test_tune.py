@@ -319,27 +319,8 @@ def test_iterations_of_local_steps_take_the_mean_of_their_round():
     assert all(map(torch.equal, before, model.state_dict().values()))
 
 
-def test_rounds_of_local_steps_can_be_judged_by_loss(tmp_path):
-    tuning, _ = tuned(
-        tmp_path,
-        link=EmulatedLink(bytes_per_s=1e5, latency_s=1e-3),
-        objective="loss",
-        settings=Settings(accuracy="none"),
-        rounds=(4,),
-        seeds=1,
-        budget_s=40.0,
-        network=SLOW,
-    )
-    (judged,) = [trial for trial in tuning.trials if trial.local and trial.curves]
-    assert not judged.lossless
-    plan = Plan.load(tmp_path / judged.plan)
-    assert plan.local_steps == LocalSteps(every=4)
-    assert tuning.winner == judged.name, "a fourth of the exchanges of a slow link"
-    assert Plan.load(tmp_path / "plan.json").local_steps == plan.local_steps
-
-
 class Instant:
-    """Takes no time to say what trials by plans took: dense ones four times as long."""
+    """Takes no time to say what trials by plans took: exact ones four times as long."""
 
     trained: list[tuple[bool, int]]
     overhead_s = 1e-3
@@ -354,8 +335,9 @@ class Instant:
             self.trained.append((plan.is_dense, seed))
         if seed is not None and seed >= self.fails_at:
             raise RunError("rank 1 died")
+        exact = plan.is_dense and plan.local_steps is None
         return Block(
-            seconds=np.full(iterations, 4e-3 if plan.is_dense else 1e-3),
+            seconds=np.full(iterations, 4e-3 if exact else 1e-3),
             losses=np.linspace(1.0, 0.0, iterations),
             timing=None,
             overhead_s=self.overhead_s,
@@ -409,6 +391,16 @@ def test_plans_train_in_one_order_and_then_in_the_other(instant, tmp_path):
     assert not any(first[1:])
     assert second == first[::-1]
     assert third == first
+
+
+def test_rounds_of_local_steps_can_be_judged_by_loss(instant, tmp_path):
+    none_lossy = {"settings": Settings(accuracy="none"), "rounds": (4,)}
+    tuning, _ = tuned(tmp_path, **BY_LOSS | none_lossy)
+    (judged,) = [trial for trial in tuning.trials if trial.local and trial.curves]
+    assert not judged.lossless
+    assert tuning.winner == judged.name
+    assert tuning.advice.startswith(f"train by {judged.name}: ")
+    assert Plan.load(tmp_path / "plan.json").local_steps == LocalSteps(every=4)
 
 
 def test_trainings_are_as_short_as_what_else_they_take_demands(instant, tmp_path):
