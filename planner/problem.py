@@ -23,7 +23,7 @@ from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
 from comm_plan.plans.document import MAX_RANKS, refused_as
-from comm_plan.plans.local import LocalSteps
+from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Settings:
     @property
     def iterations(self) -> int:
         """How many there are to an exchange."""
-        return 1 if self.local_steps is None else self.local_steps.every
+        return steps_of(self.local_steps)
 
     @property
     def forced(self) -> str | None:

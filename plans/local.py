@@ -24,3 +24,8 @@ class LocalSteps(Value):
     every: Annotated[int, Field(ge=2, le=10_000)]
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+def steps_of(local: LocalSteps | None) -> int:
+    """Return how many steps there are to an exchange; 1 without local ones."""
+    return 1 if local is None else local.every

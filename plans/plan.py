@@ -19,7 +19,7 @@ from comm_plan.plans.document import (
     Value,
 )
 from comm_plan.plans.link import EmulatedLink
-from comm_plan.plans.local import LocalSteps
+from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.timing import Timing
 
 TODAY = "threshold"
@@ -142,7 +142,7 @@ class Plan(Document):
     @property
     def round_steps(self) -> int:
         """How many steps the ranks make to an exchange."""
-        return 1 if self.local_steps is None else self.local_steps.every
+        return steps_of(self.local_steps)
 
 
 def _is_of_gradients(spec: CompressorSpec) -> bool:

@@ -18,7 +18,7 @@ from comm_plan.plans.document import (
     Value,
 )
 from comm_plan.plans.link import EmulatedLink
-from comm_plan.plans.local import LocalSteps
+from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.timing import Timing
 
 
@@ -129,3 +129,8 @@ class RunRecord(Document):
     replans: tuple[Replan, ...] = ()
     emulated_link: EmulatedLink | None = None
     parameters_sha256: Name | None = None
+
+    @property
+    def round_steps(self) -> int:
+        """How many steps the ranks made to an exchange."""
+        return steps_of(self.local_steps)

@@ -89,7 +89,7 @@ class _Pen:
 def _heading(timeline: Timeline) -> Text:
     return Text.assemble(
         (timeline.title, "bold"),
-        f"  {units.seconds(timeline.iteration_s)} an iteration, ",
+        f"  {units.seconds(timeline.iteration_s)} {timeline.of}, ",
         f"{units.seconds(timeline.exposed_s)} exposed "
         f"({units.percent(timeline.exposed_share)})",
     )

@@ -57,19 +57,26 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One iteration under one plan.
+    """One iteration under one plan, or a round of local steps.
 
     Attributes:
         title: the plan's name, such as its solver.
         spans: in any order.
-        iteration_s: how long the iteration takes.
+        iteration_s: how long the iteration, or the round, takes.
         exposed_s: the part of it that free communication would save.
+        steps: of a round.
     """
 
     title: str
     spans: tuple[Span, ...]
     iteration_s: float
     exposed_s: float
+    steps: int = 1
+
+    @property
+    def of(self) -> str:
+        """What it is of."""
+        return "an iteration" if self.steps == 1 else f"a round of {self.steps} steps"
 
     def row(self, name: str) -> tuple[Span, ...]:
         """Return the spans of the row ``name`` by start."""

@@ -20,8 +20,9 @@ def timed(
     iteration_s: float,
     details: Sequence[str] = (),
     exposed_s: float | None = None,
+    steps: int = 1,
 ) -> Timeline:
-    """Return one iteration as spans.
+    """Return one iteration, or a round of local steps, as spans.
 
     Args:
         title: the picture's title.
@@ -31,14 +32,15 @@ def timed(
         details: what to say of each bucket, in launch order.
         exposed_s: what free communication would save; None: it is not known, and how
             long the last bucket takes after all computation stands for it.
+        steps: of the round that ``timing`` is of; the two times are each one's.
     """
-    spans = (*_backward(timing), *_communication(timing, details))
+    first = "forward" if steps == 1 else f"{steps} local steps"
+    spans = (*_backward(timing, first), *_communication(timing, details))
     end_s = max(span.end_s for span in spans)
-    if iteration_s > end_s:
-        spans += (Span("update", "update", end_s, iteration_s),)
-    if exposed_s is None:
-        exposed_s = after_compute_s(timing)
-    return Timeline(title, spans, iteration_s, exposed_s)
+    if steps * iteration_s > end_s:
+        spans += (Span("update", "update", end_s, steps * iteration_s),)
+    all_exposed_s = after_compute_s(timing) if exposed_s is None else steps * exposed_s
+    return Timeline(title, spans, steps * iteration_s, all_exposed_s, steps)
 
 
 def after_compute_s(timing: Timing) -> float:
@@ -47,9 +49,9 @@ def after_compute_s(timing: Timing) -> float:
     return max(0.0, finish_s - timing.compute_end_s)
 
 
-def _backward(timing: Timing) -> Iterator[Span]:
+def _backward(timing: Timing, first: str) -> Iterator[Span]:
     now = timing.backward_start_s
-    yield Span("forward", "forward", 0.0, now)
+    yield Span(first, "forward", 0.0, now)
     ready = [(bucket.ready_s, number) for number, bucket in enumerate(timing.buckets)]
     for ready_s, number in sorted(ready):
         end_s = min(ready_s, timing.compute_end_s)

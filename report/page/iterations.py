@@ -35,9 +35,7 @@ def quartiles(run: ShownRun) -> tuple[float, float] | None:
 
 def _warm(run: ShownRun) -> Sequence[float]:
     record = run.record
-    times, count = record.iterations_s, record.iteration.count
-    if record.local_steps is not None:  # it counts rounds
-        count *= record.local_steps.every
+    times, count = record.iterations_s, record.iteration.count * record.round_steps
     return times[max(0, len(times) - count) :]
 
 

@@ -70,6 +70,7 @@ def _timings(given: Given) -> Iterator[Timeline]:
                 predicted.iteration_s,
                 details,
                 predicted.exposed_s,
+                shown.plan.round_steps,
             )
         for run in given.runs:
             if run.plan is shown:
@@ -83,7 +84,8 @@ def _measured(run: ShownRun, details: Sequence[str]) -> Iterator[Timeline]:
     timing = run.record.timing
     if timing is not None:
         title = f"{run.name}: measured"
-        yield timed(title, timing, run.record.iteration.median_s, details)
+        median_s, steps = run.record.iteration.median_s, run.record.round_steps
+        yield timed(title, timing, median_s, details, steps=steps)
 
 
 def _details(given: Given, shown: ShownPlan) -> list[str]:
@@ -108,7 +110,7 @@ def _blocks(shown: Sequence[Timeline]) -> Iterator[Block]:
 
 
 def _drawing(timeline: Timeline, end_s: float) -> Drawing:
-    said = f"{units.seconds(timeline.iteration_s)} an iteration"
+    said = f"{units.seconds(timeline.iteration_s)} {timeline.of}"
     if timeline.iteration_s > 0:
         share = units.percent(timeline.exposed_share)
         said += f", {units.seconds(timeline.exposed_s)} exposed ({share})"

@@ -33,3 +33,16 @@ def test_buckets_may_get_ready_in_another_order_than_they_are_launched():
     late_first = timing((0.030, 0.030, 0.034), (0.020, 0.034, 0.036), forward_s=0.010)
     spans = timed("t", late_first, 0.036).row("computation")
     assert [span.bucket for span in spans] == [None, 1, 0]
+
+
+def test_a_round_of_local_steps_is_drawn_whole():
+    """Times of an iteration are each one's, those of the timing the round's."""
+    rounds = timing((0.040, 0.040, 0.046), forward_s=0.040, compute_end_s=0.040)
+    line = timed("t", rounds, 0.012, exposed_s=0.0015, steps=4)
+    first, update = line.row("computation")
+    assert (first.name, first.interval) == ("4 local steps", (0, 0.040))
+    assert update.interval == (0.046, pytest.approx(0.048))
+    assert line.iteration_s == pytest.approx(0.048)
+    assert line.exposed_s == pytest.approx(0.006)
+    assert line.of == "a round of 4 steps"
+    assert timed("t", TIMING, 0.040).of == "an iteration"
