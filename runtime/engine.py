@@ -394,7 +394,8 @@ class Engine(Joinable):
 
         A backward that failed half-way is noticed without it when the next forward
         begins. A forward is not, nor is a backward that failed before it came to the
-        model: the next one, maybe of a smaller batch, is taken for it.
+        model: the next one, maybe of a smaller batch, is taken for it. Of local steps
+        no other rank waits for any: there is nothing to do.
 
         Raises:
             RunError: the other ranks cannot be told, or have finished the step, as has
