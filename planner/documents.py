@@ -171,9 +171,9 @@ def _timing(compute: Compute, schedule: Schedule) -> Timing:
 def dense_lower_bound_s(problem: Problem) -> float:
     """Return the iteration time that no dense plan beats on the network's links.
 
-    Of those that average every gradient. The links are as fast as the network shows, or as its all-reduce is taken to be among
-    other ranks: of the closed forms that carry it there, those of trees and recursive
-    doubling do not keep the bus bandwidth.
+    Of those that average every gradient. The links are as fast as the network shows, or
+    as its all-reduce is taken to be among other ranks: of the closed forms that carry
+    it there, those of trees and recursive doubling do not keep the bus bandwidth.
     """
     link, ranks = problem.settings.link_bytes_per_s, problem.world_size
     if link is None:

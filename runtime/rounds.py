@@ -59,12 +59,11 @@ class Rounds:
             name: nn.Parameter(parameter.detach().clone())
             for name, parameter in parameters.items()
         }
-        self._parameters: list[torch.Tensor] = list(parameters.values())
-        self._places: list[torch.Tensor] = list(self.begins.values())
+        self._pairs = [(self.begins[name], p) for name, p in parameters.items()]
         self._every = asked.every
         self._optimizer = optimizer
         self._outer = torch.optim.SGD(
-            self._places,
+            list(self.begins.values()),
             lr=asked.learning_rate,
             momentum=asked.momentum,
             nesterov=asked.momentum > 0,
@@ -81,7 +80,8 @@ class Rounds:
         def begin(*arguments: object) -> None:
             if self.taken == 0:
                 with torch.no_grad():
-                    torch._foreach_copy_(self._places, self._parameters)
+                    for place, parameter in self._pairs:
+                        place.copy_(parameter)
 
         def count(*arguments: object) -> None:
             self.taken += 1
@@ -101,9 +101,8 @@ class Rounds:
     def measure(self) -> None:
         """Make the outer gradients: how far this rank has come, backwards."""
         with torch.no_grad():
-            moves = torch._foreach_sub(self._places, self._parameters)
-        for place, move in zip(self._places, moves, strict=True):
-            place.grad = move
+            for place, parameter in self._pairs:
+                place.grad = place - parameter
 
     def end(self) -> None:
         """Go to where the next round begins, by the means of the outer gradients.
@@ -112,7 +111,8 @@ class Rounds:
         """
         self._outer.step()
         with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._places)
+            for place, parameter in self._pairs:
+                parameter.copy_(place)
         self._outer.zero_grad()
         self.taken = 0
 
