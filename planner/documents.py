@@ -58,7 +58,7 @@ def make_problem(
     )
     tensors = profile.tensors
     problem = Problem(
-        compute=Compute.of(profile, ranks, settings.iterations),
+        compute=Compute.of(profile, ranks, settings.round_steps),
         nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
         dtypes=tuple(_dtype(tensor) for tensor in tensors),
         layers=tuple(tensor.layer for tensor in tensors),
@@ -113,13 +113,13 @@ def to_plan(
                 for start, stop, spec, how in _sent(profile, solution)
             ),
             predicted=Predicted(
-                iteration_s=schedule.iteration_s / settings.iterations,
-                exposed_s=schedule.exposed_s / settings.iterations,
+                iteration_s=schedule.iteration_s / settings.round_steps,
+                exposed_s=schedule.exposed_s / settings.round_steps,
                 lower_bound_s=lower_bound_s,
                 baselines=dict(baselines),
                 extrapolated_from=problem.extrapolated_from,
                 timing=_timing(problem.compute, schedule),
-                error_s=error_s and error_s / settings.iterations,
+                error_s=error_s and error_s / settings.round_steps,
             ),
             inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
             emulated_link=network.emulated_link,
@@ -127,7 +127,7 @@ def to_plan(
             and any(option.compressor.sparse for option in solution.options),
             local_steps=settings.local_steps,
             evidence=(
-                *evidence.of_local_steps(settings.iterations),
+                *evidence.of_local_steps(settings.round_steps),
                 *evidence.of(solution.options),
             ),
             asked=settings.asked(),

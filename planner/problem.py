@@ -141,14 +141,14 @@ class Settings:
             )
 
     @property
-    def iterations(self) -> int:
-        """How many there are to an exchange."""
+    def round_steps(self) -> int:
+        """How many steps the ranks make to an exchange."""
         return steps_of(self.local_steps)
 
     @property
     def forced(self) -> str | None:
         """What is forced upon every bucket, in words; None: nothing is."""
-        every = f"every {self.iterations} steps" if self.local_steps else None
+        every = f"every {self.round_steps} steps" if self.local_steps else None
         return " ".join(filter(None, (self.compressor, every))) or None
 
     def ratio_limit(self, method: str) -> float:

@@ -36,7 +36,7 @@ def remarks(
             f"predictions are within about {units.seconds(error_s)} by how far the "
             "measurements scatter, much the same for all plans; tune tries them"
         )
-    yield from evidence.of_local_steps(problem.settings.iterations)
+    yield from evidence.of_local_steps(problem.settings.round_steps)
     for known in evidence.of(solution.options):
         yield f"accuracy: {known}"
 

@@ -239,7 +239,7 @@ def summarise(
             left_out[name] = str(error)
             continue
         schedule = posed.simulate(solution)
-        iterations = posed.settings.iterations
+        iterations = posed.settings.round_steps
         multiple = _multiple(schedule.iteration_s / iterations, bound)
         rows.append(Prediction(name, upon_it, solution, schedule, multiple, iterations))
     rows.sort(key=lambda row: row.iteration_s)

@@ -72,7 +72,7 @@ def _iteration_s(
     }
     options = tuple(priced[id(option)] for option in solution.options)
     times = Solution(solution.stops, options).times()
-    steps = problem.settings.iterations
+    steps = problem.settings.round_steps
     compute = Compute.of(profile, problem.world_size, steps)
     return simulate(compute, solution.stops, times).iteration_s
 

@@ -140,6 +140,11 @@ class Plan(Document):
         return all(bucket.compressor.lossless for bucket in self.buckets)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it averages every gradient as it is."""
+        return self.is_dense and self.local_steps is None
+
+    @property
     def round_steps(self) -> int:
         """How many steps the ranks make to an exchange."""
         return steps_of(self.local_steps)

@@ -34,13 +34,14 @@ def timed(
             long the last bucket takes after all computation stands for it.
         steps: of the round that ``timing`` is of; the two times are each one's.
     """
+    whole_s = steps * iteration_s
     first = "forward" if steps == 1 else f"{steps} local steps"
     spans = (*_backward(timing, first), *_communication(timing, details))
     end_s = max(span.end_s for span in spans)
-    if steps * iteration_s > end_s:
-        spans += (Span("update", "update", end_s, steps * iteration_s),)
+    if whole_s > end_s:
+        spans += (Span("update", "update", end_s, whole_s),)
     all_exposed_s = after_compute_s(timing) if exposed_s is None else steps * exposed_s
-    return Timeline(title, spans, steps * iteration_s, all_exposed_s, steps)
+    return Timeline(title, spans, whole_s, all_exposed_s, steps)
 
 
 def after_compute_s(timing: Timing) -> float:

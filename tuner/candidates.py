@@ -66,11 +66,6 @@ class Candidate:
         """Whether its ranks train alone for some steps."""
         return self.plan.local_steps is not None
 
-    @property
-    def lossless(self) -> bool:
-        """Whether it averages every gradient as it is."""
-        return self.plan.is_dense and not self.local
-
 
 @dataclass(frozen=True)
 class Candidates:

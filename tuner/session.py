@@ -166,9 +166,9 @@ class Session:
             order = list(steps)
             if number % 2:
                 order.reverse()
+            seed = self._options.seed + number
             window = loss.window_of(steps[control.name])
             for name in order:
-                seed = self._options.seed + number
                 self._train(name, steps[name], seed, window)
             self._judge(control, lossy)
             yield
@@ -280,7 +280,7 @@ class Session:
             Trial(
                 name=candidate.name,
                 plan=file_of(candidate.name),
-                lossless=candidate.lossless,
+                lossless=candidate.plan.is_exact,
                 local=candidate.local,
                 predicted_s=candidate.predicted_s,
                 rounds=tuple(self._rounds[candidate.name]),

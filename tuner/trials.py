@@ -53,7 +53,8 @@ class Block:
         seconds: [iterations], the mean of the ranks, which wait for each other; of
             local steps the mean of the round.
         losses: [iterations], the mean over the ranks.
-        timing: medians of when each bucket travelled, waiting for others left out.
+        timing: medians of when each bucket travelled, waiting for others left out;
+            None: of local steps.
         overhead_s: what else the block took: making the engine, the warm-up.
     """
 
@@ -161,7 +162,8 @@ class Trials:
                     no_sync=engine.no_sync,
                 )
                 rows.append(step)
-                moments = engine.last_moments
+                # Moments of local steps are a round's, and again in each of its steps.
+                moments = engine.last_moments if every == 1 else None
                 if moments is not None and (times := moments.seconds()) is not None:
                     reached.append(times)
                 done(len(rows))
@@ -172,7 +174,7 @@ class Trials:
         return Block(
             seconds=seconds,
             losses=of_ranks[:, :, 0].mean(axis=0),
-            timing=self._timing(reached[warm_up:]) if every == 1 else None,
+            timing=self._timing(reached[warm_up:]),
             overhead_s=took_s - float(seconds.sum()),
         )
 

@@ -112,13 +112,19 @@ def _row(tuning: Tuning, trial: Trial) -> tuple[Cell, ...]:
     gain = baseline_s / measured if measured and baseline_s else None
     return (
         Cell(f"{trial.name} ({role})" if role else trial.name),
-        Cell("exact" if trial.lossless else _how(trial)),
+        Cell(_how(trial)),
         seconds(trial.predicted_s),
         seconds(measured),
         times(error),
         times(gain),
         Cell(_rounds(trial) or NONE),
     )
+
+
+def _how(trial: Trial) -> str:
+    if trial.local:
+        return "local steps"
+    return "exact" if trial.lossless else "compressed"
 
 
 def _rounds(trial: Trial) -> str:
@@ -172,7 +178,3 @@ def _training(trial: Trial, curve: Curve) -> str:
 
 def _is_finite(loss: float) -> bool:
     return abs(loss) <= LARGEST_LOSS
-
-
-def _how(trial: Trial) -> str:
-    return "local steps" if trial.local else "compressed"

@@ -154,7 +154,7 @@ def test_rounds_of_local_steps_are_tried_if_the_loss_decides():
     listed_anyhow = {*local, *found.not_tried}
     assert {f"{name}, 4 local steps" for name in (MERGED, CHOOSING)} <= listed_anyhow
     for name, candidate in local.items():
-        assert not candidate.lossless
+        assert not candidate.plan.is_exact
         assert candidate.ratio >= candidate.plan.round_steps
         assert f", {candidate.plan.local_steps.every} local steps" in name
         assert not candidate.plan.momentum_correction

@@ -335,9 +335,8 @@ class Instant:
             self.trained.append((plan.is_dense, seed))
         if seed is not None and seed >= self.fails_at:
             raise RunError("rank 1 died")
-        exact = plan.is_dense and plan.local_steps is None
         return Block(
-            seconds=np.full(iterations, 4e-3 if exact else 1e-3),
+            seconds=np.full(iterations, 4e-3 if plan.is_exact else 1e-3),
             losses=1 / np.arange(1.0, iterations + 1),
             timing=None,
             overhead_s=self.overhead_s,
