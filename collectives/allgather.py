@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from comm_plan.collectives.collective import Collective
 from comm_plan.collectives.costs import Terms, rounds
 from comm_plan.collectives.message import Codec, pack, unpack
-from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation
+from comm_plan.collectives.operation import Operation
+from comm_plan.plans.compression import FLOAT32_NBYTES
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from comm_plan.plans.compression import FLOAT32_NBYTES
 from comm_plan.transports.base import Transport
 
 if TYPE_CHECKING:
     import torch
-
-FLOAT32_NBYTES = 4
 
 _PERIOD = 251  # a prime, so that the parts of no world size look alike
 
@@ -27,11 +26,6 @@ def pattern(numel: int, device: torch.device) -> torch.Tensor:
 
     period = torch.arange(_PERIOD, dtype=torch.float32, device=device)
     return period.repeat(numel // _PERIOD + 1)[:numel].clone()
-
-
-def dealt(total: int, world_size: int) -> list[int]:
-    """Return how many of ``total`` each rank gets, as evenly as whole numbers allow."""
-    return [(total + rank) // world_size for rank in range(world_size)]
 
 
 class Operation(ABC):

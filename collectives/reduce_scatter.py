@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from comm_plan.collectives.collective import Collective
 from comm_plan.collectives.costs import Terms
-from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation
+from comm_plan.collectives.operation import Operation
+from comm_plan.plans.compression import FLOAT32_NBYTES
 
 
 def ring(world_size: int) -> Terms:

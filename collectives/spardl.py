@@ -31,7 +31,7 @@ from comm_plan.collectives.gtopk import (
     split,
 )
 from comm_plan.collectives.message import Codec, message_nbytes, pack
-from comm_plan.collectives.operation import dealt
+from comm_plan.plans.compression import dealt
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from comm_plan.collectives.collective import Codings, Collective
 from comm_plan.collectives.costs import Terms
 from comm_plan.collectives.message import Codec, message_nbytes, pack
-from comm_plan.collectives.operation import FLOAT32_NBYTES, Operation, dealt
+from comm_plan.collectives.operation import Operation
+from comm_plan.plans.compression import FLOAT32_NBYTES, dealt
 from comm_plan.transports.base import Transport
 from comm_plan.transports.message import Message
 

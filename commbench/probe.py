@@ -57,7 +57,7 @@ def probe(
         each_s = {name: seconds(transport, name, nbytes) for name in COLLECTIVES}
         shortest_s = min(shortest_s, each_s["allreduce"])
         total_s += sweep.fewest_calls(nbytes) * sum(each_s.values())
-        if nbytes <= summing.NBYTES:
+        if summing.is_fitting(nbytes, each_s["allreduce"]):
             summing_s = summing.CALLS * each_s["allreduce"]
         telling = each_s["allreduce"] >= TELLING * shortest_s
         probed.append(Probed(nbytes, total_s + summing_s, telling))

@@ -2,11 +2,14 @@
 
 Backends sum short formats by conversions, on gloo's CPU threads at half the speed of
 float32, byte for byte. Behind a slow link that does not show, so it is measured on the
-network itself: all-reduces of equally many bytes, in turn, the slowest rank of each.
+network itself: all-reduces of equally many bytes, in turn, the slowest rank of each,
+by pairs. They are as long as may be without taking long: the difference grows with the
+bytes, its noise does not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -25,7 +28,10 @@ DTYPES: dict[str, torch.dtype] = {
 """What compressors sum besides float32, by their specs."""
 
 NBYTES = 2**20
-"""Of each all-reduce, if others are as long."""
+"""Of each all-reduce at least, if others are as long."""
+
+LONG_NBYTES, QUICK_S = 2**23, 0.02
+"""And at most, where it takes no more time than this."""
 
 ITERATIONS = 10
 
@@ -33,16 +39,27 @@ CALLS = (1 + ITERATIONS) * (1 + len(DTYPES))
 """All-reduces in all, the first of each format as a warm-up."""
 
 
-def summing(transport: Transport, largest_nbytes: int) -> dict[str, float]:
+def is_fitting(nbytes: int, call_s: float) -> bool:
+    """Return whether formats may be compared by all-reduces that take so long."""
+    return nbytes <= NBYTES or (nbytes <= LONG_NBYTES and call_s <= QUICK_S)
+
+
+def fitting_nbytes(measured: Iterable[tuple[int, float]]) -> int:
+    """Return which size to compare at, of those ``measured`` (bytes, seconds)."""
+    sizes = dict(measured)
+    fitting = (size for size, call_s in sizes.items() if is_fitting(size, call_s))
+    return max(fitting, default=min(sizes))
+
+
+def summing(transport: Transport, nbytes: int) -> dict[str, float]:
     """Return for each of :data:`DTYPES` by how many seconds a byte takes longer.
 
     A collective call.
 
     Args:
         transport: the ranks.
-        largest_nbytes: no all-reduce is to be longer.
+        nbytes: of each all-reduce, a multiple of 4.
     """
-    nbytes = max(4, min(NBYTES, largest_nbytes) // 4 * 4)
     of_bytes = torch.zeros(nbytes, dtype=torch.uint8, device=transport.device)
     kinds = {"float32": torch.float32, **DTYPES}
     buffers = {name: of_bytes.view(dtype) for name, dtype in kinds.items()}
@@ -54,7 +71,5 @@ def summing(transport: Transport, largest_nbytes: int) -> dict[str, float]:
         for _ in range(1 + ITERATIONS)
     ]
     slowest_s = np.max(transport.gather_objects(own[1:]), axis=0)
-    median_s = dict(zip(kinds, np.median(slowest_s, axis=0).tolist(), strict=True))
-    return {
-        name: max(0.0, median_s[name] - median_s["float32"]) / nbytes for name in DTYPES
-    }
+    longer_s = np.median(slowest_s[:, 1:] - slowest_s[:, :1], axis=0) / nbytes
+    return dict(zip(DTYPES, longer_s.clip(min=0).tolist(), strict=True))

@@ -39,7 +39,7 @@ import torch
 from comm_plan.collectives.operation import Operation
 from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commbench.fit import fit
-from comm_plan.commbench.summing import summing
+from comm_plan.commbench.summing import fitting_nbytes, summing
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans.network import CollectiveCost, Network, Sample
 from comm_plan.transports.base import Transport
@@ -157,8 +157,10 @@ def measure(
         samples[point.collective].append(_measure_point(transport, point, share_s))
     if progress is not None:
         progress(len(points), len(points), "sums of other formats")
-    largest = max(point.nbytes for point in points)
-    longer = summing(transport, largest) if "allreduce" in collectives else {}
+    longer: dict[str, float] = {}
+    if reduced := samples.get("allreduce"):
+        nbytes = fitting_nbytes((each.nbytes, each.median_s) for each in reduced)
+        longer = summing(transport, nbytes)
     return _network(transport, samples, longer)
 
 

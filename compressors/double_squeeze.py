@@ -34,8 +34,7 @@ import torch
 from comm_plan.compressors import levels
 from comm_plan.compressors.base import RESIDUAL, Compressor, Context, Message, Slot
 from comm_plan.compressors.loops import loops
-from comm_plan.compressors.partitioned import dealt
-from comm_plan.plans.compression import DoubleSqueeze
+from comm_plan.plans.compression import DoubleSqueeze, dealt
 
 
 class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):

@@ -37,8 +37,8 @@ import torch
 from torch.nn.functional import pad
 
 from comm_plan.compressors.base import Message
-from comm_plan.compressors.partitioned import PartitionedCompressor, dealt
-from comm_plan.plans.compression import PartitionTopK
+from comm_plan.compressors.partitioned import PartitionedCompressor
+from comm_plan.plans.compression import PartitionTopK, dealt
 from comm_plan.transports.base import Transport
 
 

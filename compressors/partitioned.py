@@ -1,12 +1,8 @@
 """A bucket as one vector, dealt to P parts: what partition top-k and SparDL share.
 
 In each step n elements, and the k of them that are to be sent, are dealt to the parts
-as evenly as whole numbers allow. Part p has ::
-
-    floor((n + j) / P) elements, sends floor((k + j) / P),    j = (p + step) mod P
-
-which add up to n and to k (Hermite's identity), and as k <= n no part is asked for more
-than it has. If k < P, some parts send nothing; as j rotates, each has its turn.
+in turn (:func:`~comm_plan.plans.compression.dealt`); as k <= n no part is asked for
+more than it has. If k < P, some parts send nothing, and each has its turn.
 
 The tensors of the bucket lie end to end, and so do their residuals. Positions are those
 in the whole vector.
@@ -23,14 +19,9 @@ from comm_plan.compressors.base import RESIDUAL, VELOCITY, Compressor, Context, 
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import choose
 from comm_plan.compressors.topk import check_reach, clipped
-from comm_plan.plans.compression import PartitionTopK, SparDL, selected
+from comm_plan.plans.compression import PartitionTopK, SparDL, dealt, selected
 
 SpecT = TypeVar("SpecT", bound="PartitionTopK | SparDL", covariant=True)
-
-
-def dealt(total: int, parts: int, step: int) -> list[int]:
-    """Return how many of ``total`` each of ``parts`` gets in ``step``."""
-    return [(total + (part + step) % parts) // parts for part in range(parts)]
 
 
 class PartitionedCompressor(Compressor[SpecT]):

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Message
-from comm_plan.compressors.partitioned import PartitionedCompressor, dealt
-from comm_plan.plans.compression import SparDL
+from comm_plan.compressors.partitioned import PartitionedCompressor
+from comm_plan.plans.compression import SparDL, dealt
 
 
 class SparDLCompressor(PartitionedCompressor[SparDL]):

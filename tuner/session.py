@@ -19,7 +19,7 @@ from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates
 from comm_plan.tuner.halving import ROUNDS, Halving
 from comm_plan.tuner.measuring import Progress
-from comm_plan.tuner.trials import Block, Trials, warm_up_of
+from comm_plan.tuner.trials import Block, Trials, Watcher
 from comm_plan.tuner.tuned import SETTING, Tuned, file_of
 from comm_plan.workloads.base import Workload
 
@@ -305,31 +305,29 @@ class Session:
         return last / baseline[len(rounds) - 1].median_s * baseline[-1].median_s
 
     def _measure(self, name: str, iterations: int) -> Block:
-        plan = self._plans[name]
-        assert plan.predicted is not None
-        warm_up = warm_up_of(plan.predicted.iteration_s)
-        total = warm_up + iterations
         block = self._trials.run(
-            plan,
+            self._plans[name],
             iterations,
-            warm_up=warm_up,
-            done=lambda count: self._options.progress(count, total, f"try {name}"),
+            done=self._shown(f"try {name}"),
         )
         self._blocks[name].append(block)
         return block
 
     def _train(self, name: str, steps: int, seed: int, window: int) -> None:
-        what = f"loss of {name}, seed {seed}"
         block = self._trials.run(
             self._plans[name],
             steps,
             warm_up=0,
             seed=seed,
-            done=lambda count: self._options.progress(count, steps, what),
+            done=self._shown(f"loss of {name}, seed {seed}"),
         )
         self._blocks[name].append(block)
         curve = loss.curve(seed, block.seconds, block.losses, window)
         self._curves[name].append(curve)
+
+    def _shown(self, what: str) -> Watcher:
+        """Return what shows the progress of ``what``."""
+        return lambda done, total: self._options.progress(done, total, what)
 
     def _steps_by_loss(self, judged: Sequence[Trial], seeds: int) -> Mapping[str, int]:
         """Return how long each plan may train: all for the same seconds.

@@ -42,7 +42,7 @@ WARM_UP_S, LONGEST_WARM_UP = 0.1, 10
 """Nor is this time, up to so many iterations: until then caches, and which core a
 thread is on, are those of what ran before; iterations of 10 ms were 20 % slower."""
 
-Watcher = Callable[[int], None]
+Watcher = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Trials:
         *,
         warm_up: int | None = None,
         seed: int | None = None,
-        done: Watcher = lambda count: None,
+        done: Watcher = lambda count, total: None,
     ) -> Block:
         """Return what ``iterations`` iterations by ``plan`` take, after a warm-up.
 
@@ -117,7 +117,7 @@ class Trials:
             warm_up: how many to run before; None: as many as ``warm_up_of`` the
                 predicted iteration time, of a plan without a prediction ``WARM_UP``.
             seed: of the data and of stochastic compressors; None: the trials' own.
-            done: called with the number of iterations after each.
+            done: called after each iteration: how many there were, of how many.
 
         Raises:
             CollectiveError: a collective failed.
@@ -166,7 +166,7 @@ class Trials:
                 moments = engine.last_moments if every == 1 else None
                 if moments is not None and (times := moments.seconds()) is not None:
                     reached.append(times)
-                done(len(rows))
+                done(len(rows), warm_up + iterations)
         of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
         seconds = seconds.reshape(-1, every).mean(axis=1).repeat(every)

@@ -31,6 +31,7 @@ from comm_plan.plans.compression.spec import (
     VELOCITY,
     EveryElement,
     Spec,
+    dealt,
     selected,
 )
 from comm_plan.plans.compression.terngrad import TernGrad
@@ -76,6 +77,7 @@ __all__ = [
     "TopK",
     "Vgc",
     "Words",
+    "dealt",
     "matrix_of",
     "method",
     "selected",

@@ -63,6 +63,15 @@ def selected(numel: int, density: float) -> int:
     return min(numel, max(1, math.ceil(numel * density * (1 - 1e-12))))
 
 
+def dealt(total: int, parts: int, step: int = 0) -> list[int]:
+    """Return how many of ``total`` each of ``parts`` gets, as evenly as can be.
+
+    Part p gets ``floor((total + j) / parts)`` with ``j = (p + step) mod parts``, which
+    add up to ``total`` (Hermite's identity); over the steps each gets the odd ones.
+    """
+    return [(total + (part + step) % parts) // parts for part in range(parts)]
+
+
 def packed_together(bits: int) -> tuple[int, int]:
     """Return how many codes of ``bits`` bits fill how many whole bytes, the fewest."""
     common = math.gcd(8, bits)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors.base import RESIDUAL, VELOCITY
-from comm_plan.compressors.partitioned import dealt
-from comm_plan.plans.compression import PartitionTopK, SparDL, selected
+from comm_plan.plans.compression import PartitionTopK, SparDL, dealt, selected
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.tests.support.rank_programs import (
     Training,

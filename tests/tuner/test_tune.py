@@ -311,8 +311,11 @@ def test_iterations_of_local_steps_take_the_mean_of_their_round():
     model = net()
     plan = plan_for(model, 1).model_copy(update={"local_steps": LocalSteps(every=3)})
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    block = Trials(workload(model, 1), LocalTransport()).run(plan, 5, warm_up=1)
+    watched = []
+    trials = Trials(workload(model, 1), LocalTransport())
+    block = trials.run(plan, 5, warm_up=1, done=lambda *counts: watched.append(counts))
     assert block.seconds.shape == block.losses.shape == (6,)
+    assert watched == [(done, 9) for done in range(1, 10)]
     first, second = block.seconds.reshape(2, 3)
     assert len(set(first)) == len(set(second)) == 1
     assert block.timing is None
@@ -329,7 +332,7 @@ class Instant:
     def __init__(self, workload, transport, seed, **options):
         self.rank = transport.rank
 
-    def run(self, plan, iterations, *, warm_up, done, seed=None):
+    def run(self, plan, iterations, *, done, warm_up=None, seed=None):
         """Return a block whose loss falls alike in every iteration."""
         if seed is not None and self.rank == 0:
             self.trained.append((plan.is_dense, seed))
