@@ -28,10 +28,11 @@ from comm_plan.compressors.packing import (
     unpack_trits,
 )
 from comm_plan.compressors.rounding import StochasticRounding
-from comm_plan.compressors.selection import accumulate_and_select
+from comm_plan.compressors.selection import accumulate_and_select, fresh_state
 from comm_plan.profiler.compression import coded_by_default, compression_costs
 
 Work = Callable[[], object]
+Selection = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 RANKS = 4
 
@@ -65,8 +66,8 @@ def selection(numel: int, k: int, repetitions: int) -> dict[str, list[float]]:
         for name in SELECTIONS
     }
     works = {
-        name: partial(select, residuals[name], gradient, k)
-        for name, select in SELECTIONS.items()
+        name: partial(make(), residuals[name], gradient, k)
+        for name, make in SELECTIONS.items()
     }
     return interleaved(works, repetitions)
 
@@ -90,15 +91,35 @@ def by_argpartition(
     return indices
 
 
-def by_us(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> torch.Tensor:
-    """All in one pass."""
-    return accumulate_and_select(residual, gradient, k)[1]
+class ByUs:
+    """All in one pass, which begins where the last one ended."""
+
+    def __init__(self) -> None:
+        self._state = fresh_state(torch.device("cpu"))
+
+    def __call__(
+        self, residual: torch.Tensor, gradient: torch.Tensor, k: int
+    ) -> torch.Tensor:
+        """Return the indices."""
+        return accumulate_and_select(residual, gradient, k, self._state)[1]
 
 
-SELECTIONS = {
-    "torch.topk": by_torch,
-    "numpy.argpartition": by_argpartition,
-    "accumulate_and_select": by_us,
+class ByUsWithoutNumba(ByUs):
+    """The same by NumPy."""
+
+    def __call__(
+        self, residual: torch.Tensor, gradient: torch.Tensor, k: int
+    ) -> torch.Tensor:
+        """Return the indices."""
+        with patch.object(loops, "_compiled", lambda: None):
+            return super().__call__(residual, gradient, k)
+
+
+SELECTIONS: Mapping[str, Callable[[], Selection]] = {
+    "torch.topk": lambda: by_torch,
+    "numpy.argpartition": lambda: by_argpartition,
+    "ours, without Numba": ByUsWithoutNumba,
+    "ours": ByUs,
 }
 
 

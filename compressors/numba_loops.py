@@ -27,7 +27,9 @@ from comm_plan.compressors.levels import LEAST_STEP, highest
 from comm_plan.compressors.packing import TRITS_PER_BYTE
 from comm_plan.plans.compression.spec import FLOAT32_NBYTES, packed_together
 
+Floats: TypeAlias = npt.NDArray[np.float32]
 Halves: TypeAlias = npt.NDArray[np.uint16]
+Integers: TypeAlias = npt.NDArray[np.intp]
 
 _compiled = partial(numba.njit, nogil=True, cache=True)
 
@@ -35,6 +37,10 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEAST = np.float32(LEAST_STEP)
 _WORDS = np.float32(1 << 32)
 _BYTES_AT_ONCE = 1 << 12
+_ALL = np.int32(-1)
+_NOTHING = np.empty(0, np.float32)
+_BLOCK = 128
+"""Elements whose largest magnitude is compared before they are looked at one by one."""
 
 
 def squeeze(
@@ -79,6 +85,22 @@ def round_to(out: torch.Tensor, x: torch.Tensor, halves: Halves) -> None:
 def sum_trits(of_ranks: torch.Tensor, out: torch.Tensor, scale: float) -> None:
     """Do :func:`comm_plan.compressors.packing.sum_trits`."""
     _sum_trits(of_ranks.numpy(), out.numpy(), scale)
+
+
+def above(
+    values: Floats, gradient: Floats | None, threshold: np.float32, scratch: Integers
+) -> Integers:
+    """Add ``gradient``, where given, and return where magnitudes exceed ``threshold``.
+
+    Args:
+        values: [n], changed in place.
+        gradient: [n].
+        threshold: below 0: all of them.
+        scratch: [n + 1], of which the result is a part.
+    """
+    key = np.float32(threshold).view(np.int32) if threshold >= 0 else _ALL
+    added = _NOTHING if gradient is None else gradient
+    return scratch[: _above(values, added, key, scratch)]
 
 
 def _layout(bits: int) -> tuple[int, int, int]:
@@ -186,6 +208,31 @@ def _add(records, total, bits, together, highest, times, keep):
             row[:] = 0
         for i in range(numel):
             row[i] += (np.float32(codes[i]) - highest) * step
+
+
+@_compiled("int64(float32[::1], float32[::1], int32, int64[::1])")
+def _above(values, gradient, key, positions):
+    bits = values.view(np.int32)
+    blocks = values.size // _BLOCK
+    count = 0
+    for block in range(blocks):
+        start = block * _BLOCK
+        if gradient.size:
+            for i in range(start, start + _BLOCK):
+                values[i] += gradient[i]
+        largest = np.int32(0)
+        for i in range(start, start + _BLOCK):
+            largest = np.int32(max(largest, np.int32(bits[i] & _MAGNITUDE)))
+        if largest > key:
+            for i in range(start, start + _BLOCK):
+                positions[count] = i
+                count += np.int32(bits[i] & _MAGNITUDE) > key
+    for i in range(blocks * _BLOCK, values.size):
+        if gradient.size:
+            values[i] += gradient[i]
+        positions[count] = i
+        count += np.int32(bits[i] & _MAGNITUDE) > key
+    return count
 
 
 @_compiled("void(int8[::1], float32[::1], uint16[::1])")

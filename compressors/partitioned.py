@@ -16,6 +16,7 @@ import torch
 from typing_extensions import TypeVar
 
 from comm_plan.compressors.base import RESIDUAL, VELOCITY, Compressor, Context, Slot
+from comm_plan.compressors.loops import loops
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import choose
 from comm_plan.compressors.topk import check_reach, clipped
@@ -36,6 +37,7 @@ class PartitionedCompressor(Compressor[SpecT]):
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
+        loops(context.device)
         self._numels = [slot.numel for slot in self.slots]
         check_reach("a bucket", sum(self._numels))
         self._residual = self._remember(RESIDUAL)

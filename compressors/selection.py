@@ -3,16 +3,18 @@
 On CPU ``torch.topk`` and a full partition are an order of magnitude slower than memory.
 Here the data is read once:
 
-1. A sample of runs of neighbouring elements (whole cache lines) gives a threshold that
-   a little more than k elements are expected to exceed.
+1. The last selection leaves a threshold that about twice as many elements as wanted
+   would have exceeded then. Before the first one, or where fewer than k exceed it, a
+   sample of runs of neighbouring elements (whole cache lines) gives one.
 2. Chunk by chunk, while the chunk is in cache: add the gradient to the residual and
-   collect what exceeds the threshold. When far more are collected than expected, only
-   the largest k so far are kept, and the smallest of them is the new threshold.
+   collect what exceeds the threshold, in one loop where Numba compiles it. When far
+   more are collected than expected, only the largest k so far are kept, and the
+   smallest of them is the new threshold.
 3. A partition of the few candidates selects exactly k. Had fewer than k elements
-   exceeded the sampled threshold, the pass is repeated without one.
+   exceeded the sampled threshold too, the pass is repeated without one.
 
-Sampling for the threshold is what the LAGS paper does; here the sample decides how long
-it takes, never what is selected. Of equal magnitudes the lowest indices win,
+Sampling for the threshold is what the LAGS paper does; here the threshold decides how
+long it takes, never what is selected. Of equal magnitudes the lowest indices win,
 so the result is a function of the data alone, which a bitwise resume needs. Selected
 elements leave in ascending order of index, and are set to zero in the residual.
 
@@ -22,6 +24,8 @@ same; where Triton is missing, PyTorch's own operations do.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +34,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from comm_plan.compressors.loops import loops
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.intp]
@@ -44,6 +50,10 @@ SAMPLE_RUN = 16  # floats in a cache line
 SAMPLE_SHARE = 1 / 32  # never sample more than this share of the elements
 SAMPLE_SIGMAS = 4.0  # how far below its estimate the threshold is put
 
+EVERYTHING = -1.0  # the threshold that every magnitude exceeds
+WANTED_PER_K = 2.0  # how many elements should exceed the next threshold
+SLOWEST, FASTEST = 0.25, 4.0  # its distance from the k-th magnitude over the last one's
+
 
 def accumulate_and_select(
     residual: torch.Tensor, gradient: torch.Tensor, k: int, state: Any = None
@@ -56,7 +66,7 @@ def accumulate_and_select(
         gradient: [numel], contiguous; float32, float16 or bfloat16.
         k: how many elements to select, 1 <= k <= numel.
         state: the :func:`fresh_state` of this residual, kept from step to step; it
-            makes the CUDA kernel faster and changes no result.
+            makes the selection faster and changes no result.
 
     Returns:
         values [k] float32 and indices [k] int32, by ascending index.
@@ -71,7 +81,9 @@ def accumulate_and_select(
         return selection
     if gradient.dtype != torch.float32:
         gradient = gradient.float()
-    values, indices = _accumulate_and_select(residual.numpy(), gradient.numpy(), k)
+    values, indices = _accumulate_and_select(
+        residual.numpy(), gradient.numpy(), k, state
+    )
     return torch.from_numpy(values), torch.from_numpy(indices.astype(np.int32))
 
 
@@ -89,9 +101,22 @@ def choose(values: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(_choose(values.numpy(), None, k).astype(np.int32))
 
 
+@dataclass
+class Remembered:
+    """What a selection on the CPU leaves for the next one of the same residual.
+
+    Attributes:
+        threshold: where that begins; None: with a sample.
+    """
+
+    threshold: float | None = None
+
+
 def fresh_state(device: torch.device) -> Any:
-    """Return what the selection on ``device`` remembers of a tensor; None on CPU."""
-    kernel = _triton() if device.type == "cuda" else None
+    """Return what the selection on ``device`` remembers of a tensor; None: nothing."""
+    if device.type != "cuda":
+        return Remembered()
+    kernel = _triton()
     return None if kernel is None else kernel.SelectionState.fresh(device)
 
 
@@ -103,33 +128,69 @@ def largest(values: Floats, k: int) -> Integers:
     if k == values.size:
         return np.arange(k)
     magnitudes = np.abs(values)
-    smallest = np.partition(magnitudes, values.size - k)[values.size - k]
+    smallest = _kth_largest(magnitudes, k)
     keep = magnitudes > smallest
     ties = np.flatnonzero(magnitudes == smallest)
     keep[ties[: k - np.count_nonzero(keep)]] = True
     return np.flatnonzero(keep)
 
 
+def _kth_largest(magnitudes: Floats, k: int) -> np.float32:
+    """Return the k-th largest.
+
+    It is looked for from the other end: NumPy takes up to 60 times as long where most
+    of what lies below is equal, and behind a ReLU most of a gradient is zero.
+    """
+    negative: np.float32 = np.partition(-magnitudes, k - 1)[k - 1]
+    return -negative
+
+
 def _accumulate_and_select(
-    residual: Floats, gradient: Floats, k: int
+    residual: Floats, gradient: Floats, k: int, state: Remembered | None
 ) -> tuple[Floats, Integers]:
-    indices = _choose(residual, gradient, k)
+    indices = _choose(residual, gradient, k, state)
     values = residual[indices]
     residual[indices] = 0
     return values, indices
 
 
-def _choose(residual: Floats, gradient: Floats | None, k: int) -> Integers:
+def _choose(
+    residual: Floats, gradient: Floats | None, k: int, state: Remembered | None = None
+) -> Integers:
     """Add the gradient, where given, and return where the largest are, ascending."""
     if residual.size < SMALL_NUMEL or k > HIGH_DENSITY * residual.size:
         if gradient is not None:
             np.add(residual, gradient, out=residual)
         return largest(residual, k)
-    threshold = _sampled_threshold(residual, gradient, k)
+    threshold = state.threshold if state is not None else None
+    if threshold is None:
+        threshold = _sampled_threshold(residual, gradient, k)
     candidates = _filter(residual, gradient, k, threshold)
     if candidates.count < k:
-        candidates = _filter(residual, None, k, -1.0)
-    return candidates.select()
+        candidates = _filter(residual, None, k, _sampled_threshold(residual, None, k))
+    if candidates.count < k:
+        candidates = _filter(residual, None, k, EVERYTHING)
+    begin, count = float(candidates.threshold), candidates.count
+    indices = candidates.select()
+    if state is not None:
+        state.threshold = _next_threshold(begin, count, float(candidates.threshold), k)
+    return indices
+
+
+def _next_threshold(begin: float, count: int, smallest: float, k: int) -> float:
+    """Return what :data:`WANTED_PER_K` times k elements would have exceeded.
+
+    As if the logarithm of their number fell linearly with the magnitude.
+
+    Args:
+        begin: what ``count`` elements exceeded.
+        count: at least k.
+        smallest: the k-th magnitude.
+        k: how many were selected.
+    """
+    further = math.log(WANTED_PER_K) / max(math.log(count / k), 1e-9)
+    further = min(max(further, SLOWEST), FASTEST)
+    return smallest - further * (smallest - max(begin, 0.0))
 
 
 def _sampled_threshold(residual: Floats, gradient: Floats | None, k: int) -> float:
@@ -148,7 +209,7 @@ def _sampled_threshold(residual: Floats, gradient: Floats | None, k: int) -> flo
     magnitudes = np.abs(sampled).ravel()
     above = magnitudes.size * k / numel
     rank = min(magnitudes.size, int(above + SAMPLE_SIGMAS * above**0.5) + 1)
-    return float(np.partition(magnitudes, -rank)[-rank])
+    return float(_kth_largest(magnitudes, rank))
 
 
 def _filter(
@@ -156,17 +217,25 @@ def _filter(
 ) -> _Candidates:
     """Add the gradient, where given, and collect what may be among the largest k."""
     candidates = _Candidates(k, threshold)
-    scratch = np.empty(CHUNK_NUMEL, np.float32)
-    above = np.empty(CHUNK_NUMEL, np.bool_)
+    compiled = loops(torch.device("cpu"))
+    above = _above if compiled is None else compiled.above
+    scratch = np.empty(CHUNK_NUMEL + 1, np.intp)
     for start in range(0, residual.size, CHUNK_NUMEL):
         chunk = residual[start : start + CHUNK_NUMEL]
-        if gradient is not None:
-            np.add(chunk, gradient[start : start + CHUNK_NUMEL], out=chunk)
-        magnitudes, mask = scratch[: chunk.size], above[: chunk.size]
-        np.abs(chunk, out=magnitudes)
-        np.greater(magnitudes, candidates.threshold, out=mask)
-        candidates.extend(start, chunk, mask.nonzero()[0])
+        part = None if gradient is None else gradient[start : start + CHUNK_NUMEL]
+        positions = above(chunk, part, candidates.threshold, scratch)
+        candidates.extend(start, chunk, positions)
     return candidates
+
+
+def _above(
+    values: Floats, gradient: Floats | None, threshold: np.float32, scratch: Integers
+) -> Integers:
+    """Add the gradient, where given, and return where magnitudes exceed a threshold."""
+    if gradient is not None:
+        np.add(values, gradient, out=values)
+    magnitudes = np.abs(values, out=scratch.view(np.float32)[: values.size])
+    return (magnitudes > threshold).nonzero()[0]
 
 
 class _Candidates:

@@ -40,6 +40,7 @@ from comm_plan.compressors.base import (
     Slot,
     in_float32,
 )
+from comm_plan.compressors.loops import loops
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import accumulate_and_select, fresh_state
 from comm_plan.errors import MismatchError
@@ -75,6 +76,7 @@ class TopKCompressor(Compressor[TopK]):
     ) -> None:
         """Start with nothing left unsent."""
         super().__init__(spec, collective, slots, context)
+        loops(context.device)
         for slot in self.slots:
             check_reach(slot.name, slot.numel)
         self._densities = spec.densities(len(self.slots))

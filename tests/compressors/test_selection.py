@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import selection
-from comm_plan.compressors.selection import accumulate_and_select
+from comm_plan.compressors.selection import Remembered, accumulate_and_select
+
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
 
 NUMEL = 3 * selection.CHUNK_NUMEL + 123
 
@@ -41,9 +43,14 @@ def oracle(values: np.ndarray, k: int) -> np.ndarray:
     return np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
 
 
-def check(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:
+def check(
+    residual: torch.Tensor,
+    gradient: torch.Tensor,
+    k: int,
+    state: Remembered | None = None,
+) -> None:
     total = (residual + gradient).numpy()
-    values, indices = accumulate_and_select(residual, gradient, k)
+    values, indices = accumulate_and_select(residual, gradient, k, state)
     expected = oracle(total, k)
     np.testing.assert_array_equal(indices.numpy(), expected)
     np.testing.assert_array_equal(values.numpy(), total[expected])
@@ -75,7 +82,7 @@ def test_agrees_with_torch_topk(k):
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_selects_the_largest_of_small_tensors(data):
     floats = st.floats(-4, 4, width=16)
     numel = data.draw(st.integers(1, 40))
@@ -91,6 +98,30 @@ def test_the_sampled_threshold_does_not_change_the_result(monkeypatch, guess, da
     monkeypatch.setattr(selection, "_sampled_threshold", lambda *_: guess)
     total = ADVERSARIES[data](np.random.default_rng(5)).astype(np.float32)
     check(torch.zeros(NUMEL), torch.from_numpy(total), 200)
+
+
+@pytest.mark.parametrize("begin", [None, 0.0, 1.0, 3.29, 100.0, np.inf])
+@pytest.mark.parametrize("data", ["normal", "few distinct", "all zero", "huge"])
+def test_what_is_remembered_does_not_change_the_result(begin, data):
+    total = ADVERSARIES[data](np.random.default_rng(6)).astype(np.float32)
+    residual, state = torch.zeros(NUMEL), Remembered(begin)
+    for k in (200, 2000, 20):
+        check(residual, torch.from_numpy(total), k, state)
+        assert 0 <= state.threshold <= abs(total).max() * 4
+
+
+@pytest.mark.parametrize("k", [20, 200, 2000])
+def test_the_next_selection_begins_where_about_twice_as_many_are_found(monkeypatch, k):
+    generator = torch.Generator().manual_seed(k)
+    residual, state = torch.zeros(NUMEL), Remembered()
+    for step in range(10):
+        gradient = torch.randn(NUMEL, generator=generator)
+        if step == 4:  # from then on no sample is needed
+            monkeypatch.setattr(selection, "_sampled_threshold", None)
+        if step >= 4:
+            found = int(((residual + gradient).abs() > state.threshold).sum())
+            assert k <= found <= 16 * k
+        check(residual, gradient, k, state)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
