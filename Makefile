@@ -74,6 +74,8 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.soak
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload digits
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload char-lm
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload cnn-digits \
+		--rates 1gbit --seeds 1
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 			--rate $$rate --workload $$workload || exit 1; done; done

@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.cnn import CNN_DIGITS
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
     comm_plan,
@@ -39,7 +40,11 @@ from comm_plan.demo import COLLECTIVES
 CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
 
-HOOKS = ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
+PLAIN = {f"DDP, {cap:g} MB": Variant(cap_mb=cap) for cap in CAPS_MB}
+HOOKS = {
+    f"DDP, {hook} hook": Variant(hook=hook)
+    for hook in ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
+}
 CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),
@@ -70,7 +75,7 @@ another algorithm."""
 TUNED = {"tuned": (), "tuned, local steps": ("--local-steps", "4,8")}
 """What ``tune`` finds, by its options."""
 
-LARGEST_NBYTES = 4 * 2**20
+NAMES = (*PLAIN, *HOOKS, *OURS, *TUNED)
 
 
 @dataclass(frozen=True)
@@ -78,23 +83,37 @@ class Task:
     """What is trained, and when it is good enough.
 
     Attributes:
+        workload: what the commands call it.
         goal: value of its metric.
         every: steps between two evaluations.
         most_steps: of a training.
         adaptive: its optimizer has no momentum that could be corrected.
         tuning_s: budget of ``tune``.
+        largest_nbytes: of the sweep.
     """
 
+    workload: str
     goal: float
     every: int
     most_steps: int
     adaptive: bool = False
     tuning_s: int = 120
+    largest_nbytes: int = 4 * 2**20
 
 
 TASKS = {
-    "digits": Task(goal=0.98, every=11, most_steps=660),
-    "char-lm": Task(goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300),
+    "digits": Task("digits", goal=0.98, every=11, most_steps=660),
+    "char-lm": Task(
+        "char-lm", goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300
+    ),
+    "cnn-digits": Task(
+        CNN_DIGITS,
+        goal=0.98,
+        every=20,
+        most_steps=1000,
+        tuning_s=300,
+        largest_nbytes=32 * 2**20,
+    ),
 }
 
 
@@ -122,28 +141,32 @@ class Row:
 
 
 def variants(
-    folder: Path, hosts: EmulatedHosts, workload: str, budget_s: float
+    folder: Path,
+    hosts: EmulatedHosts,
+    task: Task,
+    budget_s: float,
+    wanted: Container[str],
 ) -> dict[str, Variant]:
-    """Measure, solve and tune on ``hosts``; return everything to train."""
+    """Measure, solve and tune on ``hosts``; return what is wanted of all to train."""
     profile, network = folder / "profile.json", folder / "network.json"
-    sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", budget_s)
-    run_all(hosts, comm_plan("profile", workload, "-o", profile))
+    sizes = ("--max-bytes", task.largest_nbytes, "--budget", budget_s)
+    run_all(hosts, comm_plan("profile", task.workload, "-o", profile))
     run_all(hosts, comm_plan("benchmark-network", "-o", network,
                              "--collectives", COLLECTIVES, *sizes))  # fmt: skip
-    found = {f"DDP, {cap:g} MB": Variant(cap_mb=cap) for cap in CAPS_MB}
-    found |= {f"DDP, {hook} hook": Variant(hook=hook) for hook in HOOKS}
-    left_out = {CORRECTED} if TASKS[workload].adaptive else set()
-    for name, options in OURS.items():
-        words = [word for word in options if word not in left_out]
+    found = PLAIN | HOOKS
+    left_out = {CORRECTED} if task.adaptive else set()
+    for name in filter(wanted.__contains__, OURS):
+        words = [word for word in OURS[name] if word not in left_out]
         found[name] = Variant(plan=str(solve(folder, name, *words)))
-    for name, options in TUNED.items():
+    for name in filter(wanted.__contains__, TUNED):
         tuning = folder / name
-        run_all(hosts, comm_plan("tune", workload, "-o", tuning, "--objective", "loss",
+        run_all(hosts, comm_plan("tune", task.workload, "-o", tuning,
+                                 "--objective", "loss",
                                  "--profile", profile, "--network", network,
-                                 "--budget", TASKS[workload].tuning_s,
-                                 *options))  # fmt: skip
+                                 "--budget", task.tuning_s,
+                                 *TUNED[name]))  # fmt: skip
         found[name] = Variant(plan=str(tuning / "plan.json"))
-    return found
+    return {name: variant for name, variant in found.items() if name in wanted}
 
 
 def trained(
@@ -153,19 +176,19 @@ def trained(
     task = TASKS[arguments.workload]
     limit = None if rate == UNLIMITED else rate
     with EmulatedHosts(arguments.hosts, limit) as hosts:
-        chosen = variants(folder, hosts, arguments.workload, arguments.budget)
+        chosen = variants(folder, hosts, task, arguments.budget, arguments.variants)
         listed = folder / "variants.json"
         listed.write_text(json.dumps({n: asdict(v) for n, v in chosen.items()}))
         output = folder / "outcomes.json"
         program = module(
-            "comm_plan.benchmarks.time_to_accuracy_rounds", arguments.workload,
+            "comm_plan.benchmarks.time_to_accuracy_rounds", task.workload,
             listed, output, "--goal", task.goal, "--every", task.every,
             "--most-steps", task.most_steps, "--seeds", arguments.seeds,
         )  # fmt: skip
         run_all(hosts, program)
     advice = {
         name: json.loads((folder / name / "tuning.json").read_text())["advice"]
-        for name in TUNED
+        for name in filter(chosen.__contains__, TUNED)
     }
     return [Outcome(**fields) for fields in json.loads(output.read_text())], advice
 
@@ -193,8 +216,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 def best_ddp(found: Sequence[Row]) -> Row:
     """Return stock DDP with the buckets that suit it best, without a hook."""
-    plain = {f"DDP, {cap:g} MB" for cap in CAPS_MB}
-    return next(row for row in found if row.name in plain)
+    return next(row for row in found if row.name in PLAIN)
 
 
 def table(found: Sequence[Row]) -> str:
@@ -225,7 +247,12 @@ def main() -> None:
     parser.add_argument("--workload", choices=tuple(TASKS), default="digits")
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", UNLIMITED])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--variants", nargs="+", choices=NAMES, default=NAMES, help="some of all"
+    )
     arguments = parser.parse_args()
+    if PLAIN.keys().isdisjoint(arguments.variants):
+        parser.error(f"--variants: compare with one of {', '.join(PLAIN)}")
     require_hosts()
     advice: dict[str, dict[str, str]] = {}
     outcomes: dict[str, list[Outcome]] = {}

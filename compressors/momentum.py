@@ -22,10 +22,8 @@ for gradients, has momentum after the mean; before it, it would send many more e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Momentum:
 
         Without Nesterov that is the velocity itself, not a copy.
         """
-        velocity.mul_(self.factor).add_(gradient)
+        torch.add(gradient, velocity, alpha=self.factor, out=velocity)
         if self.nesterov:
             return gradient.add(velocity, alpha=self.factor)
         return velocity

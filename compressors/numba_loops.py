@@ -2,11 +2,11 @@
 
 They do in one pass what takes PyTorch's operations one each, with what lies between
 written to memory: :mod:`~comm_plan.compressors.levels`,
-:mod:`~comm_plan.compressors.rounding` and the sums of
-:mod:`~comm_plan.compressors.packing` say what. They run without the interpreter's lock,
-so that backward goes on beside them. Numba compiles them when this module is imported,
-which takes seconds, and keeps what it made in its cache, so that the next import takes
-less than one.
+:mod:`~comm_plan.compressors.rounding`, :mod:`~comm_plan.compressors.selection` and the
+sums of :mod:`~comm_plan.compressors.packing` say what. They run without the
+interpreter's lock, so that backward goes on beside them. Numba compiles them when this
+module is imported, which takes seconds, and keeps what it made in its cache, so that
+the next import takes less than one.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -7,17 +7,18 @@ the workload's own iterations run under an engine of one rank, in which one buck
 all gradients that a method takes and nothing travels, in turn with iterations in which
 it rests, right before and right after, as a machine is now faster and now slower for
 seconds. The ranks meet at the end of each backward, as in training: those that share a
-host pass over its memory at the same time, and wait for each other. What iterations
-take longer, less what the communication thread adds after backward, over the sum of
-``compress_s`` of all tensors, is a factor on ``compress_s``; what that thread takes,
-over the sum of ``encode_s`` and ``decompress_s``, one on those. Whole iterations are
-compared, for a rank that is done sooner waits for the others: where its own backward
-ends says little of them, and scatters more. How costs grow with size stays as measured.
-They are seen at one density; at others they grow by as many seconds, not by the same
-factor, for however little is sent, the same memory is passed over; what is faster in
-place is so by the factor. Momentum correction passes over states as large as the model,
-whatever is compressed, and spares the optimizer its own momentum: what iterations take
-longer with it is shared out by elements.
+host pass over its memory at the same time, and wait for each other. Sums are looked
+through for inf and NaN, as ``train`` and ``tune`` do. What iterations take longer, less
+what the communication thread adds after backward, over the sum of ``compress_s`` of all
+tensors, is a factor on ``compress_s``; what that thread takes, over the sum of
+``encode_s`` and ``decompress_s``, one on those. Whole iterations are compared, for a
+rank that is done sooner waits for the others: where its own backward ends says little
+of them, and scatters more. How costs grow with size stays as measured. They are seen at
+one density; at others they grow by as many seconds, not by the same factor, for however
+little is sent, the same memory is passed over; what is faster in place is so by the
+factor. Momentum correction passes over states as large as the model, whatever is
+compressed, and spares the optimizer its own momentum: what iterations take longer with
+it is shared out by elements.
 
 Gradients that a method does not take, sparse ones and those of other dtypes, travel in
 buckets of their own. Where there are some, they travel in the iterations that it is
@@ -310,6 +311,7 @@ class _Training:
             plan,
             LocalTransport(self.ranks.device),
             find_unused_parameters=True,
+            on_nonfinite="skip",
             optimizer=self.trial.optimizer,
         )
 
