@@ -69,9 +69,13 @@ def run_all(hosts: EmulatedHosts, argv: Sequence[str]) -> list[str]:
         RuntimeError: it failed on one.
     """
     results = hosts.run(argv, timeout_s=math.inf)
-    for rank, result in enumerate(results):
-        if result.returncode:
-            raise RuntimeError(f"rank {rank}: {result.stderr[-2000:]}")
+    failed = [
+        f"rank {rank}: {result.stderr[-1000:]}"
+        for rank, result in enumerate(results)
+        if result.returncode
+    ]
+    if failed:
+        raise RuntimeError("\n".join(failed))
     return [result.stdout for result in results]
 
 

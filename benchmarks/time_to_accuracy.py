@@ -41,10 +41,19 @@ CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
 
 PLAIN = {f"DDP, {cap:g} MB": Variant(cap_mb=cap) for cap in CAPS_MB}
+ONE_BUCKET_MB = 1000.0
 HOOKS = {
-    f"DDP, {hook} hook": Variant(hook=hook)
-    for hook in ("fp16", "powersgd 1", "powersgd 2", "powersgd 4")
+    "DDP, fp16 hook": Variant(hook="fp16"),
+    **{
+        f"DDP, powersgd {rank} hook": Variant(
+            hook=f"powersgd {rank}", cap_mb=ONE_BUCKET_MB
+        )
+        for rank in (1, 2, 4)
+    },
 }
+"""The PowerSGD hook starts its later collectives from callbacks, in any order of the
+buckets: with more than one, ranks over gloo receive each other's wrong ones and end."""
+
 CORRECTED = "--momentum-correction"
 OURS = {
     "optimal": ("--solver", "optimal"),

@@ -102,7 +102,7 @@ def choose(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 @dataclass
-class Remembered:
+class LastSelection:
     """What a selection on the CPU leaves for the next one of the same residual.
 
     Attributes:
@@ -115,7 +115,7 @@ class Remembered:
 def fresh_state(device: torch.device) -> Any:
     """Return what the selection on ``device`` remembers of a tensor; None: nothing."""
     if device.type != "cuda":
-        return Remembered()
+        return LastSelection()
     kernel = _triton()
     return None if kernel is None else kernel.SelectionState.fresh(device)
 
@@ -146,7 +146,7 @@ def _kth_largest(magnitudes: Floats, k: int) -> np.float32:
 
 
 def _accumulate_and_select(
-    residual: Floats, gradient: Floats, k: int, state: Remembered | None
+    residual: Floats, gradient: Floats, k: int, state: LastSelection | None
 ) -> tuple[Floats, Integers]:
     indices = _choose(residual, gradient, k, state)
     values = residual[indices]
@@ -155,7 +155,10 @@ def _accumulate_and_select(
 
 
 def _choose(
-    residual: Floats, gradient: Floats | None, k: int, state: Remembered | None = None
+    residual: Floats,
+    gradient: Floats | None,
+    k: int,
+    state: LastSelection | None = None,
 ) -> Integers:
     """Add the gradient, where given, and return where the largest are, ascending."""
     if residual.size < SMALL_NUMEL or k > HIGH_DENSITY * residual.size:
@@ -190,7 +193,7 @@ def _next_threshold(begin: float, count: int, smallest: float, k: int) -> float:
     """
     further = math.log(WANTED_PER_K) / max(math.log(count / k), 1e-9)
     further = min(max(further, SLOWEST), FASTEST)
-    return smallest - further * (smallest - max(begin, 0.0))
+    return max(0.0, smallest - further * (smallest - max(begin, 0.0)))
 
 
 def _sampled_threshold(residual: Floats, gradient: Floats | None, k: int) -> float:

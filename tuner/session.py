@@ -6,9 +6,11 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
+from comm_plan import units
 from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Seen, correction
@@ -153,15 +155,14 @@ class Session:
         if not lossy:
             self._judge(control, lossy)
             return
-        judged = [control, *lossy]
-        for number in range(self._options.seeds):
-            steps = self._steps_by_loss(judged, self._options.seeds - number)
-            if any(each < FEWEST_STEPS for each in steps.values()):
+        asked = len(lossy), self._options.seeds
+        lossy, seeds = self._affordable(control, lossy)
+        self.complete = self.complete and (len(lossy), seeds) == asked
+        for number in range(seeds):
+            judged = [control, *lossy]
+            steps = self._steps_by_loss(judged, seeds - number, self._left_s())
+            if min(steps.values()) < FEWEST_STEPS:
                 self.complete = False
-                if number == 0:
-                    self._unjudged = (
-                        "--budget is too short to judge lossy plans by loss"
-                    )
                 return
             order = list(steps)
             if number % 2:
@@ -172,6 +173,29 @@ class Session:
                 self._train(name, steps[name], seed, window)
             self._judge(control, lossy)
             yield
+
+    def _affordable(
+        self, control: Trial, lossy: Sequence[Trial]
+    ) -> tuple[Sequence[Trial], int]:
+        """Return which plans what is left suffices to judge, and for how many seeds.
+
+        As many trainings as can be; of equally many those of more seeds.
+        """
+        left_s = self._left_s()
+        choices = product(range(1, len(lossy) + 1), range(1, self._options.seeds + 1))
+        most_first = sorted(choices, key=lambda c: (c[0] * c[1], c[1]), reverse=True)
+        for plans, seeds in most_first:
+            some = _spread(lossy, plans)
+            steps = self._steps_by_loss([control, *some], seeds, left_s)
+            if min(steps.values()) >= FEWEST_STEPS:
+                return some, seeds
+        short_s = self._judging_s([control, lossy[0]], FEWEST_STEPS) - left_s
+        enough_s = self._options.budget_s + short_s / (1 - RESERVE)
+        self._unjudged = (
+            "--budget is too short to judge lossy plans by loss: with "
+            f"{units.seconds(enough_s)} one could be, for one seed"
+        )
+        return [], 0
 
     def _judge(self, control: Trial, lossy: Sequence[Trial]) -> None:
         """Decide by the trainings so far, of which all plans have the same seeds."""
@@ -203,8 +227,7 @@ class Session:
             gentler = not front or ratio[trial.name] < ratio[front[-1].name]
             if not trial.lossless and gentler and (trial.measured_s or 0.0) < limit_s:
                 front.append(trial)
-        places = np.linspace(0, len(front) - 1, min(JUDGED, len(front)))
-        return [front[round(place)] for place in places.tolist()]
+        return _spread(front, min(JUDGED, len(front)))
 
     def result(self, complete: bool) -> Tuned:
         """Return what is known so far."""
@@ -329,20 +352,36 @@ class Session:
         """Return what shows the progress of ``what``."""
         return lambda done, total: self._options.progress(done, total, what)
 
-    def _steps_by_loss(self, judged: Sequence[Trial], seeds: int) -> Mapping[str, int]:
-        """Return how long each plan may train: all for the same seconds.
+    def _steps_by_loss(
+        self, judged: Sequence[Trial], seeds: int, left_s: float
+    ) -> Mapping[str, int]:
+        """Return how many steps each plan may train: all for the same seconds.
 
         Args:
             judged: the plans.
-            seeds: for how many seeds what is left of the budget must do. What else
-                a training takes is known of each plan's last block.
+            seeds: for how many seeds.
+            left_s: how long it may take in all.
         """
-        overheads_s = sum(self._blocks[t.name][-1].overhead_s for t in judged)
-        each_s = (self._left_s() / seeds - overheads_s) / len(judged)
+        each_s = (left_s / seeds - self._overheads_s(judged)) / len(judged)
         return {t.name: int(each_s / (t.measured_s or np.inf)) for t in judged}
+
+    def _judging_s(self, judged: Sequence[Trial], steps: int) -> float:
+        """Return what one seed takes in which the slowest plan makes so many steps."""
+        slowest_s = max(trial.measured_s or 0.0 for trial in judged)
+        return self._overheads_s(judged) + len(judged) * steps * slowest_s
+
+    def _overheads_s(self, judged: Sequence[Trial]) -> float:
+        """Return what trainings take besides, as each plan's last block did."""
+        return sum(self._blocks[trial.name][-1].overhead_s for trial in judged)
 
     def _left_s(self) -> float:
         used_s = time.perf_counter() - self._started_s
         left_s = (1 - RESERVE) * self._options.budget_s - used_s
         agreed: float = self._transport.broadcast_object(left_s)
         return agreed
+
+
+def _spread(trials: Sequence[Trial], count: int) -> list[Trial]:
+    """Return so many of ``trials``, in order: the first, the last, some in between."""
+    places = np.linspace(0, len(trials) - 1, count)
+    return [trials[round(place)] for place in places.tolist()]

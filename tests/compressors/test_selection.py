@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import selection
-from comm_plan.compressors.selection import Remembered, accumulate_and_select
+from comm_plan.compressors.selection import LastSelection, accumulate_and_select
 
 pytestmark = pytest.mark.usefixtures("with_and_without_loops")
 
@@ -47,7 +47,7 @@ def check(
     residual: torch.Tensor,
     gradient: torch.Tensor,
     k: int,
-    state: Remembered | None = None,
+    state: LastSelection | None = None,
 ) -> None:
     total = (residual + gradient).numpy()
     values, indices = accumulate_and_select(residual, gradient, k, state)
@@ -102,18 +102,25 @@ def test_the_sampled_threshold_does_not_change_the_result(monkeypatch, guess, da
 
 @pytest.mark.parametrize("begin", [None, 0.0, 1.0, 3.29, 100.0, np.inf])
 @pytest.mark.parametrize("data", ["normal", "few distinct", "all zero", "huge"])
-def test_what_is_remembered_does_not_change_the_result(begin, data):
+def test_what_the_last_one_leaves_does_not_change_the_result(begin, data):
     total = ADVERSARIES[data](np.random.default_rng(6)).astype(np.float32)
-    residual, state = torch.zeros(NUMEL), Remembered(begin)
+    residual, state = torch.zeros(NUMEL), LastSelection(begin)
     for k in (200, 2000, 20):
         check(residual, torch.from_numpy(total), k, state)
         assert 0 <= state.threshold <= abs(total).max() * 4
 
 
+@pytest.mark.parametrize("count", [20, 21, 40, 80, 10**6])
+@pytest.mark.parametrize("begin", [-1.0, 0.0, 1e-3, 0.9, 1.0])
+def test_the_next_threshold_is_a_magnitude_below_the_smallest(begin, count):
+    found = selection._next_threshold(begin, count, 1.0, 20)
+    assert 0 <= found <= 1
+
+
 @pytest.mark.parametrize("k", [20, 200, 2000])
 def test_the_next_selection_begins_where_about_twice_as_many_are_found(monkeypatch, k):
     generator = torch.Generator().manual_seed(k)
-    residual, state = torch.zeros(NUMEL), Remembered()
+    residual, state = torch.zeros(NUMEL), LastSelection()
     for step in range(10):
         gradient = torch.randn(NUMEL, generator=generator)
         if step == 4:  # from then on no sample is needed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import socket
 import time
 
@@ -411,6 +412,21 @@ def test_trainings_are_as_short_as_what_else_they_take_demands(instant, tmp_path
     assert Instant.trained == []
     assert tuning.trial(tuning.winner).lossless
     assert not tuning.complete
+    (enough_s,) = re.findall(r"with (\S+) s one could be", tuning.advice)
+    tuning, _ = tuned(tmp_path, **BY_LOSS | {"budget_s": float(enough_s) + 10})
+    assert len(Instant.trained) == 2
+    assert "(1 seed)" in tuning.advice
+
+
+def test_a_short_budget_judges_fewer_plans_by_fewer_seeds(instant, tmp_path):
+    tuned(tmp_path, **BY_LOSS)
+    all_trained = len(Instant.trained)
+    Instant.trained.clear()
+    instant.setattr(Instant, "overhead_s", 540.0 / all_trained)
+    tuning, _ = tuned(tmp_path, **BY_LOSS | {"budget_s": 420.0})
+    assert all_trained / 3 <= len(Instant.trained) < all_trained
+    assert not tuning.complete
+    assert " seed" in tuning.advice
 
 
 def test_a_budget_that_ends_before_any_trial_leaves_a_dense_plan(instant, tmp_path):
