@@ -96,7 +96,7 @@ def above(
         values: [n], changed in place.
         gradient: [n].
         threshold: below 0: all of them.
-        scratch: [n + 1], of which the result is a part.
+        scratch: [n], of which the result is a part.
     """
     key = np.float32(threshold).view(np.int32) if threshold >= 0 else _ALL
     added = _NOTHING if gradient is None else gradient

@@ -222,7 +222,7 @@ def _filter(
     candidates = _Candidates(k, threshold)
     compiled = loops(torch.device("cpu"))
     above = _above if compiled is None else compiled.above
-    scratch = np.empty(CHUNK_NUMEL + 1, np.intp)
+    scratch = np.empty(CHUNK_NUMEL, np.intp)
     for start in range(0, residual.size, CHUNK_NUMEL):
         chunk = residual[start : start + CHUNK_NUMEL]
         part = None if gradient is None else gradient[start : start + CHUNK_NUMEL]
