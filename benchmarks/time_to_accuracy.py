@@ -36,6 +36,7 @@ from comm_plan.benchmarks.pictures import bars
 from comm_plan.benchmarks.predictions_on_hosts import UNLIMITED
 from comm_plan.benchmarks.time_to_accuracy_rounds import Outcome, Variant
 from comm_plan.demo import COLLECTIVES
+from comm_plan.units import counted
 
 CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
@@ -287,7 +288,7 @@ def save(
         parts += [f"## {rate}", table(of_rate)]
         parts += [f"{name}: {said}." for name, said in advice[rate].items()]
     parts.append(
-        f"Medians of {arguments.seeds} seeds; seconds of the iterations, the mean of "
+        f"Medians of {counted(arguments.seeds, 'seed')}; seconds of the iterations, the mean of "
         f"the ranks; evaluated every {task.every} steps, which is not counted."
     )
     name = f"time-to-accuracy-{arguments.workload}"

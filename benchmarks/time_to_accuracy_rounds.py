@@ -172,9 +172,9 @@ def main() -> None:
                 variant = variants[name]
                 of = arguments.workload
                 outcomes.append(train(name, variant, goal, seed, of, transport))
-        if transport.rank == 0:
-            written = [asdict(outcome) for outcome in outcomes]
-            arguments.output.write_text(json.dumps(written))
+                if transport.rank == 0:
+                    written = [asdict(outcome) for outcome in outcomes]
+                    arguments.output.write_text(json.dumps(written))
 
 
 if __name__ == "__main__":
