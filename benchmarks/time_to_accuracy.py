@@ -288,8 +288,9 @@ def save(
         parts += [f"## {rate}", table(of_rate)]
         parts += [f"{name}: {said}." for name, said in advice[rate].items()]
     parts.append(
-        f"Medians of {counted(arguments.seeds, 'seed')}; seconds of the iterations, the mean of "
-        f"the ranks; evaluated every {task.every} steps, which is not counted."
+        f"Medians of {counted(arguments.seeds, 'seed')}; seconds of the iterations, "
+        f"the mean of the ranks; evaluated every {task.every} steps, which is not "
+        "counted."
     )
     name = f"time-to-accuracy-{arguments.workload}"
     figures = {
