@@ -176,7 +176,7 @@ class Session:
 
     def _affordable(
         self, control: Trial, lossy: Sequence[Trial]
-    ) -> tuple[Sequence[Trial], int]:
+    ) -> tuple[list[Trial], int]:
         """Return which plans what is left suffices to judge, and for how many seeds.
 
         As many trainings as can be; of equally many those of more seeds.
