@@ -253,7 +253,7 @@ class _Candidates:
         self.threshold = np.float32(threshold)
         self.count = 0
         self._k = k
-        self._limit = 4 * k + CHUNK_NUMEL
+        self._limit = 4 * k + CHUNK_NUMEL // 4
         self._values: list[Floats] = []
         self._indices: list[Integers] = []
 
