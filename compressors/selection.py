@@ -165,11 +165,10 @@ def _choose(
         if gradient is not None:
             np.add(residual, gradient, out=residual)
         return largest(residual, k)
-    threshold = state.threshold if state is not None else None
-    if threshold is None:
-        threshold = _sampled_threshold(residual, gradient, k)
+    known = None if state is None else state.threshold
+    threshold = _sampled_threshold(residual, gradient, k) if known is None else known
     candidates = _filter(residual, gradient, k, threshold)
-    if candidates.count < k:
+    if candidates.count < k and known is not None:
         candidates = _filter(residual, None, k, _sampled_threshold(residual, None, k))
     if candidates.count < k:
         candidates = _filter(residual, None, k, EVERYTHING)
