@@ -158,8 +158,8 @@ class Session:
         asked = len(lossy), self._options.seeds
         lossy, seeds = self._affordable(control, lossy)
         self.complete = self.complete and (len(lossy), seeds) == asked
+        judged = [control, *lossy]
         for number in range(seeds):
-            judged = [control, *lossy]
             steps = self._steps_by_loss(judged, seeds - number, self._left_s())
             if min(steps.values()) < FEWEST_STEPS:
                 self.complete = False
