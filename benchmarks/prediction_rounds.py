@@ -39,7 +39,11 @@ EVERY = 4
 
 
 def ddp_block(
-    variant: str, workload: Workload, transport: Transport, iterations: int
+    variant: str,
+    workload: Workload,
+    transport: Transport,
+    iterations: int,
+    warm_up: int,
 ) -> list[float]:
     """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
@@ -50,9 +54,9 @@ def ddp_block(
     batches = endless(workload.batches, transport.rank, transport.world_size)
     own = [
         iterate(workload.loss, model, optimizer, batch)[1]
-        for batch in itertools.islice(batches, WARM_UP + iterations)
+        for batch in itertools.islice(batches, warm_up + iterations)
     ]
-    of_ranks = np.array(transport.gather_objects(own))[:, WARM_UP:]
+    of_ranks = np.array(transport.gather_objects(own))[:, warm_up:]
     mean: list[float] = of_ranks.mean(axis=0).tolist()
     return mean
 
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("plans", nargs="+", metavar="NAME=PATH")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP)
     parser.add_argument("--ddp", nargs="+", choices=tuple(HOOKS), default=list(HOOKS))
     parser.add_argument("--on-nonfinite", choices=("skip", "propagate"), default="skip")
     arguments = parser.parse_args()
@@ -115,13 +120,18 @@ def main() -> None:
                 if number % EVERY == 0:
                     computation.block(arguments.iterations)
                 if name in HOOKS:
-                    block_s = ddp_block(
-                        name, load(arguments.workload), transport, arguments.iterations
+                    seconds[name] += ddp_block(
+                        name,
+                        load(arguments.workload),
+                        transport,
+                        arguments.iterations,
+                        arguments.warm_up,
                     )
-                    seconds[name] += block_s
                 else:
                     plan = Plan.load(plans[name])
-                    block = trials.run(plan, arguments.iterations, warm_up=WARM_UP)
+                    block = trials.run(
+                        plan, arguments.iterations, warm_up=arguments.warm_up
+                    )
                     seconds[name] += block.seconds.tolist()
                     if block.timing is not None:
                         reached[name].append(moments(block.timing))
