@@ -121,7 +121,7 @@ TASKS = {
         goal=0.98,
         every=20,
         most_steps=1000,
-        tuning_s=300,
+        tuning_s=600,
         largest_nbytes=32 * 2**20,
     ),
 }
