@@ -28,21 +28,15 @@ from comm_plan.workloads import load
 
 PLAN = "engine"
 
-WORKLOADS = {"CNN": (CNN, 5, 2), "digits": ("digits", 40, 10)}
-"""What is trained, how many iterations in each turn, and how many before them are not
-counted: as many as take what ran before out of the caches."""
+WORKLOADS = {"CNN": (CNN, 5), "digits": ("digits", 40)}
+"""What is trained, and how many iterations in each turn."""
 
 ANY_COST = CollectiveCost.affine(1e-4, 1e-9)
 """DDP's buckets are the same whatever a message costs."""
 
 
 def measured(
-    workload: str,
-    profile: Profile,
-    ranks: int,
-    rounds: int,
-    iterations: int,
-    warm_up: int,
+    workload: str, profile: Profile, ranks: int, rounds: int, iterations: int
 ) -> list[list[float]]:
     """Return the seconds of each iteration by DDP and by the engine.
 
@@ -52,7 +46,6 @@ def measured(
         ranks: on this host.
         rounds: how often both take turns.
         iterations: of a turn.
-        warm_up: before them, not counted.
 
     Raises:
         RuntimeError: a rank failed.
@@ -66,7 +59,7 @@ def measured(
         argv = module(
             "comm_plan.benchmarks.prediction_rounds", workload, output,
             f"{PLAN}={plan}", "--rounds", rounds, "--iterations", iterations,
-            "--warm-up", warm_up, "--ddp", DDP, "--on-nonfinite", "propagate",
+            "--ddp", DDP, "--on-nonfinite", "propagate",
         )  # fmt: skip
         if run_local(argv, ranks):
             raise RuntimeError(f"a rank of {ranks} failed")
@@ -81,11 +74,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
     figures, rows = {}, []
-    for name, (workload, iterations, warm_up) in WORKLOADS.items():
+    for name, (workload, iterations) in WORKLOADS.items():
         profile = measure(load(workload), iterations=20)
         for ranks in map(int, arguments.ranks.split(",")):
             ddp_s, engine_s = measured(
-                workload, profile, ranks, arguments.rounds, iterations, warm_up
+                workload, profile, ranks, arguments.rounds, iterations
             )
             figures[f"{name}, {ranks} ranks"] = {DDP: ddp_s, PLAN: engine_s}
             middle = [statistics.median(each) for each in (ddp_s, engine_s)]

@@ -26,7 +26,7 @@ from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.iteration import iterate
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
-from comm_plan.tuner.trials import WARM_UP, Trials
+from comm_plan.tuner.trials import WARM_UP, Trials, warm_up_of
 from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
 
@@ -103,11 +103,13 @@ def main() -> None:
     parser.add_argument("plans", nargs="+", metavar="NAME=PATH")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--warm-up", type=int, default=WARM_UP)
     parser.add_argument("--ddp", nargs="+", choices=tuple(HOOKS), default=list(HOOKS))
     parser.add_argument("--on-nonfinite", choices=("skip", "propagate"), default="skip")
     arguments = parser.parse_args()
-    plans = dict(pair.split("=", 1) for pair in arguments.plans)
+    pairs = (pair.split("=", 1) for pair in arguments.plans)
+    plans = {name: Plan.load(path) for name, path in pairs}
+    predicted = [plan.predicted for plan in plans.values() if plan.predicted]
+    warm_up = max((warm_up_of(p.iteration_s) for p in predicted), default=WARM_UP)
     seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:
@@ -125,12 +127,11 @@ def main() -> None:
                         load(arguments.workload),
                         transport,
                         arguments.iterations,
-                        arguments.warm_up,
+                        warm_up,
                     )
                 else:
-                    plan = Plan.load(plans[name])
                     block = trials.run(
-                        plan, arguments.iterations, warm_up=arguments.warm_up
+                        plans[name], arguments.iterations, warm_up=warm_up
                     )
                     seconds[name] += block.seconds.tolist()
                     if block.timing is not None:
