@@ -114,7 +114,7 @@ class CommunicationThread:
 
         As the thread would: without the autocast of who waits.
         """
-        if self._stream is not None:
+        if self._stream is not None or future.done():
             return
         if self._turn.acquire(blocking=False):
             try:

@@ -111,7 +111,7 @@ class Engine(Joinable):
             optimizer updates, is an error that names the parameter.
         broadcast_buffers: buffers follow rank 0 after each step, and, but within
             ``Join``, before a training forward that follows another without a step
-            between them.
+            between them: those of modules that have some when the engine is made.
         gradient_as_bucket_view: dense buckets hand out parts of themselves as ``.grad``
             instead of copies; a gradient kept from an earlier step then changes with
             the next. Without effect with ``find_unused_parameters``.
@@ -182,7 +182,7 @@ class Engine(Joinable):
         self.between_steps: Callable[[], None] | None = None
         self._listening = True
         self._closed = False
-        self._broadcast_buffers = broadcast_buffers
+        self._buffered = _with_buffers(model) if broadcast_buffers else ()
         self._buffers_touched = False
         self._shadows = False
         self._forward_failed = False
@@ -664,7 +664,7 @@ class Engine(Joinable):
         self._current.graph_task = None
         if not self._current.received:
             return
-        if self._setup.find_unused_parameters or not self._current.missing():
+        if self._setup.find_unused_parameters or self._current.is_complete:
             self._finish_step()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -707,9 +707,9 @@ class Engine(Joinable):
         self._give_up_failed()
         if not self._current.received:
             return
-        missing = self._current.missing()
-        if self._setup.find_unused_parameters or not missing:
+        if self._setup.find_unused_parameters or self._current.is_complete:
             self._raise_what_ended_it()
+        missing = self._current.missing()
         if self._objection() is None:
             self._give_up(late=True)
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -808,8 +808,8 @@ class Engine(Joinable):
             self.between_steps()
 
     def _align_buffers(self) -> None:
-        buffers = list(self.model.buffers())
-        if self._broadcast_buffers and buffers:
+        buffers = [b for m in self._buffered for b in m.buffers(recurse=False)]
+        if buffers:
             broadcast_tensors(self._transport, buffers, self._root_of_buffers())
         self._buffers_touched = False
 
@@ -836,6 +836,11 @@ class Engine(Joinable):
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
+
+
+def _with_buffers(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the modules of ``model`` that have buffers themselves."""
+    return tuple(m for m in model.modules() if any(True for _ in m.buffers(False)))
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

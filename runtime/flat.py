@@ -12,7 +12,8 @@ from comm_plan.transports.base import Transport
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` detached and flat; of complex ones real parts and imaginary."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.flatten()

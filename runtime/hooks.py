@@ -257,7 +257,7 @@ class _Hooks:
 
     def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         """Hand on a complete gradient."""
-        if self._callbacks.listening():
+        if self._is_watching or self._callbacks.listening():
             self._watch_backward()
             self._callbacks.on_gradient(place, parameter)
 
@@ -290,14 +290,18 @@ class _Hooks:
     def _expects_backward(self) -> bool:
         return self._callbacks.listening() and torch.is_grad_enabled()
 
+    @property
+    def _is_watching(self) -> bool:
+        """Whether a backward goes on whose end is awaited."""
+        return self._awaited is not None and self._awaited() is not None
+
     def _watch_backward(self) -> None:
         """Ask for the call at the end of this backward, once.
 
         Raises:
             RunError: backward is compiled, and makes no such calls.
         """
-        awaited = None if self._awaited is None else self._awaited()
-        if awaited is not None:
+        if self._is_watching:
             return
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled is not None and compiled.in_compiled_autograd_region:

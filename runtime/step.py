@@ -253,6 +253,11 @@ class Step:
 
     # The end
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every parameter got its gradient."""
+        return not any(self._awaited)
+
     def missing(self) -> list[str]:
         """Return the names of the parameters that got no gradient."""
         return [name for name, _, _, used in self._parameters() if not used]
