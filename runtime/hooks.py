@@ -252,14 +252,16 @@ class _Hooks:
 
     def on_output_gradient(self, gradient: torch.Tensor) -> None:
         """Watch for the end of this backward."""
-        if self._callbacks.listening():
+        if self._callbacks.listening() and not self._is_watching:
             self._watch_backward()
 
     def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         """Hand on a complete gradient."""
-        if self._is_watching or self._callbacks.listening():
+        if not self._is_watching:
+            if not self._callbacks.listening():
+                return
             self._watch_backward()
-            self._callbacks.on_gradient(place, parameter)
+        self._callbacks.on_gradient(place, parameter)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell of a step of an optimizer that holds a parameter of the plan.
@@ -296,13 +298,11 @@ class _Hooks:
         return self._awaited is not None and self._awaited() is not None
 
     def _watch_backward(self) -> None:
-        """Ask for the call at the end of this backward, once.
+        """Ask for the call at the end of this backward.
 
         Raises:
             RunError: backward is compiled, and makes no such calls.
         """
-        if self._is_watching:
-            return
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled is not None and compiled.in_compiled_autograd_region:
             raise RunError(

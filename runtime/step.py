@@ -182,7 +182,8 @@ class Step:
         )
         used[place.index] = True
         self._awaited[place.bucket] -= 1
-        self._launch_complete()
+        if not self._awaited[place.bucket]:
+            self._launch_complete()
 
     def _admit(
         self,
