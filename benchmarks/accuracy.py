@@ -68,6 +68,7 @@ from comm_plan.runtime.trainer import Options, train
 from comm_plan.transports.connect import connect
 from comm_plan.transports.launch import run_local
 from comm_plan.workloads import load
+from comm_plan.workloads.optimizer import OptimizerOptions, with_optimizer
 
 RANKS = 4
 SEEDS = (0, 1, 2)
@@ -148,7 +149,10 @@ def ranks(jobs: Path, file: Path) -> None:
         for name, fields in asked["variants"].items():
             variant = Variant(**fields)
             options = options_for(variant, asked["steps"], asked["seed"])
-            workload = load(asked["workload"], seed=options.seed, **task.options)
+            workload = with_optimizer(
+                load(asked["workload"], seed=options.seed, **task.options),
+                OptimizerOptions(lr=variant.rate),
+            )
             plan = Plan.model_validate(plans[name])
             record = train(workload, plan, transport, options)
             if transport.rank == 0:

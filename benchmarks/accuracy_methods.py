@@ -5,13 +5,14 @@ unless told otherwise, where that is something else. *With remedies*: with momen
 correction where the optimizer has momentum, and a warm-up of density and learning rate.
 Methods that leave nothing behind need no remedy and have one form. *Local steps*: the
 ranks average how far they have come, once a round; the end of an epoch, after which all
-are evaluated, ends one too.
+are evaluated, ends one too. Some of them are trained at higher learning rates as well,
+and so is dense.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from comm_plan.runtime.trainer import GTOPK_WARMUP
@@ -31,6 +32,7 @@ class Task:
         tau: what was best as printed.
         corrected_tau: what is best with the remedies.
         momentum: whether its optimizer is SGD with momentum.
+        rates: learning rates above its own that dense and local steps are trained at.
     """
 
     steps: int
@@ -40,6 +42,7 @@ class Task:
     tau: float
     corrected_tau: float
     momentum: bool
+    rates: tuple[float, ...] = ()
 
 
 TASKS = {
@@ -60,6 +63,7 @@ TASKS = {
         tau=0.003,
         corrected_tau=0.003,
         momentum=False,
+        rates=(0.006, 0.012),
     ),
 }
 DECAY = "cosine"
@@ -79,12 +83,14 @@ class Variant:
         solve: options of ``comm-plan solve``.
         density_warmup: densities of the first epochs, or over how many they fall.
         lr_warmup: epochs in which the learning rate rises.
+        rate: the learning rate; None: the task's own.
     """
 
     form: Form
     solve: tuple[str, ...]
     density_warmup: tuple[float, ...] | int = ()
     lr_warmup: float = 0.0
+    rate: float | None = None
 
     @property
     def method(self) -> str | None:
@@ -117,7 +123,8 @@ def variants(task: Task) -> dict[str, Variant]:
     """Return everything to train, by name; dense is the first."""
     every = {"dense": Variant("dense", ("--solver", "single"))}
     every |= {name: Variant("as printed", solve) for name, solve in quantised().items()}
-    return every | as_printed(task) | plain() | with_remedies(task) | local()
+    every |= as_printed(task) | plain() | with_remedies(task) | local()
+    return every | at_rates(task, every)
 
 
 def quantised() -> dict[str, tuple[str, ...]]:
@@ -230,6 +237,16 @@ def local() -> dict[str, Variant]:
         "16 local steps, DiLoCo": rounds(
             16, *dense, "--outer-lr", "0.7", "--outer-momentum", "0.9"
         ),
+    }
+
+
+def at_rates(task: Task, variants: Mapping[str, Variant]) -> dict[str, Variant]:
+    """Return dense and rounds of 4 steps of ``variants`` at the higher rates."""
+    names = ("dense", "4 local steps", "4 local steps, doublesqueeze 4 bits")
+    return {
+        f"{name}, rate {rate}": replace(variants[name], rate=rate)
+        for rate in task.rates
+        for name in names
     }
 
 

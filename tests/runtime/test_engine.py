@@ -846,6 +846,22 @@ def test_a_step_that_failed_on_one_rank_is_skipped_by_all(fail, compressor):
             assert not torch.equal(after[name], begin)
 
 
+def test_a_buffer_that_takes_the_place_of_another_follows_rank_0():
+    """Also of a module inside; modules without any are passed over."""
+
+    def rank(transport):
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        plan = plan_for(model, 2)
+        with parallelize(model, plan, transport=transport):
+            model[1].running_mean = torch.full((2,), float(transport.rank + 1))
+            model(torch.ones(4, 2)).sum().backward()
+            return model[1].running_mean
+
+    first, other = run_ranks(2, rank)
+    assert torch.equal(first, other)
+    assert first.abs().max() < 2  # rank 1's began at 2, and moves by a tenth
+
+
 def test_a_dense_step_that_failed_spoils_no_model():
     """No rank looks at what it got: who failed sends nothing and says so."""
 
