@@ -224,10 +224,11 @@ def evidence(folder: Path) -> tuple[Evidence, ...]:
 
 
 def picture(workload: str, results: Results) -> bytes:
-    """Return what each method keeps of the accuracy at which ratio."""
-    runs = results.runs
+    """Return what each method keeps of the accuracy at which ratio, at one rate."""
+    runs, every = results.runs, variants(TASKS[workload])
+    alike = {n: form for n, form in results.forms.items() if every[n].rate is None}
     return front(
-        points(runs, results.forms),
+        points(runs, alike),
         f"{workload}, {runs[0].steps} steps",
         x_label="ratio: dense bytes over bytes sent",
         y_label=runs[0].metric,
