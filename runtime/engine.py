@@ -60,7 +60,7 @@ from comm_plan.runtime.agreement import (
 )
 from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.communication import CommunicationThread
-from comm_plan.runtime.flat import broadcast_tensors
+from comm_plan.runtime.flat import align_tensors, broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.momentum import TakenMomentum, can_be_corrected, taken_over
 from comm_plan.runtime.ownership import claim, close_owner_of, release
@@ -217,8 +217,7 @@ class Engine(Joinable):
                 own = velocities(model, self.remembered())
                 self._momentum.before_compression = own.keys()
             opened.callback(self._stop)
-            broadcast_tensors(self._transport, list(model.parameters()))
-            broadcast_tensors(self._transport, list(model.buffers()))
+            align_tensors(self._transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
         claim(self)
 

@@ -4,6 +4,11 @@ Within a round the plans take turns, in one order and then in the other (A B B A
 that a machine that gets slower or faster meanwhile does so for all of them. The
 baseline is in every round: what is said of a plan is said against it, measured at the
 same time.
+
+An iteration of one plan may take twenty times as long as one of another, and the slowest
+decides how many there is time for. So plans that take less have more of them in the
+same time; the baseline, where no other takes as long, has as few as tell how fast the
+machine is.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from comm_plan.profiler.timings import SecondsArray
 from comm_plan.tuner.trials import Block, warm_up_of
 
 ROUNDS = (6, 20, 80)
-"""Iterations of each plan in a round; the budget may allow fewer in the last."""
+"""Iterations of the slowest plan in a round; the budget may allow fewer in the last."""
 
 TURN = 20
 """Iterations of a plan before it is the next one's turn, at most."""
@@ -75,34 +80,63 @@ class Halving:
         running = list(self._iteration_s)
         for number, iterations in enumerate(wished):
             turns = 2 * math.ceil(iterations / (2 * TURN))
-            fitting = self._fitting(running, turns)
-            if fitting < FEWEST:
+            turn = self._longest_turn(running, turns, iterations)
+            if not turn:
                 return
-            each = min(iterations, fitting) // turns
-            results = self._round(running, turns, each)
+            shortened = turn != self._turn(running, iterations // turns)
+            results = self._round(turn, turns)
             all_ran = len(results) == len(running)
             if all_ran or (results and number == 0):
                 yield results
-            if not all_ran or turns * each < iterations:
+            if not all_ran or shortened:
                 return
             running = self._faster_half(running)
         self.complete = True
 
-    def _fitting(self, running: Sequence[str], turns: int) -> int:
-        """Return how many iterations of each of ``running`` fit into what is left."""
-        overhead_s = turns * sum(self._overhead_s[name] for name in running)
-        each_s = sum(self._iteration_s[name] for name in running)
-        return max(0, math.floor((self._left_s() - overhead_s) / each_s))
+    def _longest_turn(
+        self, running: Sequence[str], turns: int, wished: int
+    ) -> dict[str, int]:
+        """Return a turn, of so many, that fits into what is left; empty: none does."""
+        left_s = self._left_s()
+        for each in range(wished // turns, math.ceil(FEWEST / turns) - 1, -1):
+            turn = self._turn(running, each)
+            if turns * sum(map(self._needed_s, turn, turn.values())) <= left_s:
+                return turn
+        return {}
 
-    def _round(self, running: Sequence[str], turns: int, each: int) -> dict[str, Round]:
-        """Return what was measured; no turn is begun that would not fit any more."""
-        seconds: dict[str, list[SecondsArray]] = {name: [] for name in running}
-        order = (*running, *reversed(running)) * (turns // 2)
+    def _turn(self, running: Sequence[str], each: int) -> dict[str, int]:
+        """Return the iterations of each of ``running`` in a turn.
+
+        Args:
+            running: the plans.
+            each: those of the slowest, the baseline apart.
+        """
+        seconds = {name: self._iteration_s[name] for name in running}
+        baseline_s = seconds.pop(self._baseline)
+        longest_s = each * max(seconds.values(), default=baseline_s)
+        turn = {
+            name: max(each, min(TURN, math.floor(longest_s / own_s)))
+            for name, own_s in seconds.items()
+        }
+        in_its_time = math.floor(longest_s / baseline_s)
+        return {self._baseline: min(each, max(FEWEST // 2, in_its_time)), **turn}
+
+    def _needed_s(self, name: str, iterations: int) -> float:
+        return self._overhead_s[name] + iterations * self._iteration_s[name]
+
+    def _round(self, turn: Mapping[str, int], turns: int) -> dict[str, Round]:
+        """Return what was measured; no turn is begun that would not fit any more.
+
+        Args:
+            turn: iterations of each plan in a turn.
+            turns: of every plan.
+        """
+        seconds: dict[str, list[SecondsArray]] = {name: [] for name in turn}
+        order = (*turn, *reversed(turn)) * (turns // 2)
         for name in order:
-            needed_s = self._overhead_s[name] + each * self._iteration_s[name]
-            if self._left_s() < self._caution(name) * needed_s:
+            if self._left_s() < self._caution(name) * self._needed_s(name, turn[name]):
                 break
-            block = self._measure(name, each)
+            block = self._measure(name, turn[name])
             seconds[name].append(block.seconds)
             self._ratios[name] = (
                 float(np.median(block.seconds)) / self._expected_s[name]

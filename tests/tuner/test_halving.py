@@ -53,7 +53,26 @@ def test_the_fastest_is_in_the_last_round_with_the_baseline(times):
         assert {BASE, best} <= set(each)
     for name, result in rounds[-1].items():
         assert result.median_s == seconds[name]
-        assert result.iterations == ROUNDS[-1]
+        if name != BASE:
+            assert result.iterations == ROUNDS[-1]
+
+
+def test_plans_that_take_less_run_more_often_and_a_slow_baseline_less():
+    rounds, complete = Machine({BASE: 100.0, "slow": 100.0, "a": 1.0, "b": 2.0}).run()
+    assert complete
+    # The first round knows predictions only, here of a second each.
+    assert {result.iterations for result in rounds[0].values()} == {ROUNDS[0]}
+    assert set(rounds[1]) == {BASE, "a", "b"}
+    assert rounds[1][BASE].iterations == FEWEST
+    assert rounds[1]["b"].iterations == ROUNDS[1]
+    assert rounds[1]["a"].iterations == 2 * ROUNDS[1]
+
+
+def test_predictions_tell_how_often_a_plan_runs_at_first():
+    seconds = {BASE: 5.0, "dense": 5.0, "a": 0.25, "b": 2.5}
+    (first, *_), _ = Machine(seconds, budget_s=200.0).run(predicted=seconds)
+    counted = {name: result.iterations for name, result in first.items()}
+    assert counted == {BASE: 6, "dense": 6, "a": 40, "b": 12}
 
 
 def test_plans_take_turns_in_both_orders():
