@@ -5,10 +5,10 @@ that a machine that gets slower or faster meanwhile does so for all of them. The
 baseline is in every round: what is said of a plan is said against it, measured at the
 same time.
 
-An iteration of one plan may take twenty times as long as one of another, and the slowest
-decides how many there is time for. So plans that take less have more of them in the
-same time; the baseline, where no other takes as long, has as few as tell how fast the
-machine is.
+An iteration of one plan may take twenty times as long as one of another, and the
+slowest decides how many there is time for. So plans that take less have more of them in
+the same time; the baseline, where no other takes as long, has as few as tell how fast
+the machine is.
 """
 
 from __future__ import annotations
