@@ -79,5 +79,5 @@ def _digest(tensors: Sequence[torch.Tensor]) -> bytes:
     """Return what differs if a bit of ``tensors`` does."""
     digest = hashlib.blake2b()
     for tensor in tensors:
-        digest.update(flat(tensor).cpu().view(torch.uint8).numpy())
+        digest.update(flat(tensor).cpu().view(torch.uint8).numpy().data)
     return digest.digest()

@@ -132,7 +132,8 @@ class Halving:
             turns: of every plan.
         """
         seconds: dict[str, list[SecondsArray]] = {name: [] for name in turn}
-        order = (*turn, *reversed(turn)) * (turns // 2)
+        names = tuple(turn)
+        order = (*names, *reversed(names)) * (turns // 2)
         for name in order:
             if self._left_s() < self._caution(name) * self._needed_s(name, turn[name]):
                 break
