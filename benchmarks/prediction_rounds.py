@@ -26,7 +26,7 @@ from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.iteration import iterate
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import connect
-from comm_plan.tuner.trials import WARM_UP, Trials, warm_up_of
+from comm_plan.tuner.trials import WARM_UP, Trials, warm_up_before
 from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
 
@@ -108,8 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pairs = (pair.split("=", 1) for pair in arguments.plans)
     plans = {name: Plan.load(path) for name, path in pairs}
-    predicted = [plan.predicted for plan in plans.values() if plan.predicted]
-    warm_up = max((warm_up_of(p.iteration_s) for p in predicted), default=WARM_UP)
+    warm_up = max(map(warm_up_before, plans.values()))
     seconds: dict[str, list[float]] = {name: [] for name in (*arguments.ddp, *plans)}
     reached: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
     with connect("gloo") as transport:

@@ -12,11 +12,8 @@ saves both copies: in at :meth:`~DenseCompressor.add`, out at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.summed import SummedCompressor
 from comm_plan.plans.compression import Dense
 
@@ -27,15 +24,6 @@ class DenseCompressor(SummedCompressor[Dense]):
     The buffer is of their dtype, from ``allocate`` or the first :meth:`add` on: all
     tensors of a bucket have the same.
     """
-
-    def __init__(
-        self, spec: Dense, collective: str, slots: Sequence[Slot], context: Context
-    ) -> None:
-        """Start without a buffer."""
-        super().__init__(spec, collective, slots, context)
-        # PyTorch takes longer to make a tensor of a number than to multiply by it.
-        self._ranks = torch.tensor(float(context.world_size), dtype=torch.float64)
-        self._share = 1.0 / self._ranks
 
     def view(self, index: int) -> torch.Tensor:
         """Return the part [numel] of the buffer that belongs to tensor ``index``."""

@@ -839,7 +839,9 @@ class Engine(Joinable):
 
 def _with_buffers(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the modules of ``model`` that have buffers themselves."""
-    return tuple(m for m in model.modules() if any(True for _ in m.buffers(False)))
+    return tuple(
+        m for m in model.modules() if any(True for _ in m.buffers(recurse=False))
+    )
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -14,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from comm_plan.plans import (
     BucketTraffic,
@@ -27,6 +25,7 @@ from comm_plan.plans import (
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.flat import sha256_of
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 
@@ -148,7 +147,7 @@ class Recorder:
             predicted_timing=last.predicted and last.predicted.timing,
             replans=tuple(self._engine.replans),
             emulated_link=transport.emulated_link,
-            parameters_sha256=parameters_sha256(model),
+            parameters_sha256=sha256_of([*model.parameters(), *model.buffers()]),
         )
 
     def _traffic(self) -> Traffic | None:
@@ -171,15 +170,6 @@ class Recorder:
         if self._tx_nbytes is None:
             return None
         return self._tx_nbytes / len(self._iterations_s)
-
-
-def parameters_sha256(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, to compare runs bit by bit."""
-    digest = hashlib.sha256()
-    for tensor in [*model.parameters(), *model.buffers()]:
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _bucket_traffic(bucket: BucketExchange, message_nbytes: float) -> BucketTraffic:

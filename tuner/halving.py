@@ -80,29 +80,33 @@ class Halving:
         running = list(self._iteration_s)
         for number, iterations in enumerate(wished):
             turns = 2 * math.ceil(iterations / (2 * TURN))
-            turn = self._longest_turn(running, turns, iterations)
-            if not turn:
+            wanted = iterations // turns
+            each = self._fitting(running, turns, wanted)
+            if turns * each < FEWEST:
                 return
-            shortened = turn != self._turn(running, iterations // turns)
-            results = self._round(turn, turns)
+            results = self._round(self._turn(running, each), turns)
             all_ran = len(results) == len(running)
             if all_ran or (results and number == 0):
                 yield results
-            if not all_ran or shortened:
+            if not all_ran or each < wanted:
                 return
             running = self._faster_half(running)
         self.complete = True
 
-    def _longest_turn(
-        self, running: Sequence[str], turns: int, wished: int
-    ) -> dict[str, int]:
-        """Return a turn, of so many, that fits into what is left; empty: none does."""
+    def _fitting(self, running: Sequence[str], turns: int, wanted: int) -> int:
+        """Return how many iterations, as for :meth:`_turn`, fit into what is left.
+
+        Args:
+            running: the plans.
+            turns: of every plan.
+            wanted: no more than these.
+        """
         left_s = self._left_s()
-        for each in range(wished // turns, math.ceil(FEWEST / turns) - 1, -1):
+        for each in range(wanted, 0, -1):
             turn = self._turn(running, each)
             if turns * sum(map(self._needed_s, turn, turn.values())) <= left_s:
-                return turn
-        return {}
+                return each
+        return 0
 
     def _turn(self, running: Sequence[str], each: int) -> dict[str, int]:
         """Return the iterations of each of ``running`` in a turn.

@@ -70,6 +70,14 @@ def warm_up_of(iteration_s: float) -> int:
     return min(max(WARM_UP, wanted), LONGEST_WARM_UP)
 
 
+def warm_up_before(plan: Plan) -> int:
+    """Return :func:`warm_up_of` the predicted iteration time of ``plan``.
+
+    Of a plan without a prediction :data:`WARM_UP`.
+    """
+    return warm_up_of(plan.predicted.iteration_s) if plan.predicted else WARM_UP
+
+
 class Trials:
     """A workload on which plans are tried; every rank makes the same calls.
 
@@ -114,8 +122,7 @@ class Trials:
         Args:
             plan: the plan.
             iterations: how many count, at least 1.
-            warm_up: how many to run before; None: as many as ``warm_up_of`` the
-                predicted iteration time, of a plan without a prediction ``WARM_UP``.
+            warm_up: how many to run before; None: :func:`warm_up_before` it.
             seed: of the data and of stochastic compressors; None: the trials' own.
             done: called after each iteration: how many there were, of how many.
 
@@ -124,9 +131,7 @@ class Trials:
         """
         started_s = time.perf_counter()
         if warm_up is None:
-            warm_up = (
-                warm_up_of(plan.predicted.iteration_s) if plan.predicted else WARM_UP
-            )
+            warm_up = warm_up_before(plan)
         every = plan.round_steps
         warm_up, iterations = (-(-n // every) * every for n in (warm_up, iterations))
         chosen = self._seed if seed is None else seed
