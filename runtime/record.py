@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from comm_plan.plans import (
     BucketTraffic,
@@ -147,7 +148,7 @@ class Recorder:
             predicted_timing=last.predicted and last.predicted.timing,
             replans=tuple(self._engine.replans),
             emulated_link=transport.emulated_link,
-            parameters_sha256=sha256_of([*model.parameters(), *model.buffers()]),
+            parameters_sha256=parameters_sha256(model),
         )
 
     def _traffic(self) -> Traffic | None:
@@ -170,6 +171,11 @@ class Recorder:
         if self._tx_nbytes is None:
             return None
         return self._tx_nbytes / len(self._iterations_s)
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters and buffers, to compare runs bit by bit."""
+    return sha256_of([*model.parameters(), *model.buffers()])
 
 
 def _bucket_traffic(bucket: BucketExchange, message_nbytes: float) -> BucketTraffic:
