@@ -60,4 +60,6 @@ def mask(
         values: [k] what was sent.
         indices: [k] where.
     """
-    velocity[indices[values != step[indices]]] = 0
+    stale = values != step.index_select(0, indices)
+    left = velocity.index_select(0, indices).masked_fill_(stale, 0)
+    velocity.scatter_(0, indices.long(), left)

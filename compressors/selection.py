@@ -3,8 +3,8 @@
 On CPU ``torch.topk`` and a full partition are an order of magnitude slower than memory.
 Here the data is read once:
 
-1. The last selection leaves a threshold that about twice as many elements as wanted
-   would have exceeded then. Before the first one, or where fewer than k exceed it, a
+1. The last selection leaves a threshold that half as many elements again as wanted
+   should exceed now. Before the first one, or where fewer than k exceed it, a
    sample of runs of neighbouring elements (whole cache lines) gives one.
 2. Chunk by chunk, while the chunk is in cache: add the gradient to the residual and
    collect what exceeds the threshold, in one loop where Numba compiles it. When far
@@ -51,8 +51,9 @@ SAMPLE_SHARE = 1 / 32  # never sample more than this share of the elements
 SAMPLE_SIGMAS = 4.0  # how far below its estimate the threshold is put
 
 EVERYTHING = -1.0  # the threshold that every magnitude exceeds
-WANTED_PER_K = 2.0  # how many elements should exceed the next threshold
-SLOWEST, FASTEST = 0.25, 4.0  # its distance from the k-th magnitude over the last one's
+WANTED_PER_K = 1.5  # how many elements should exceed the threshold in the next step
+FEWEST_PER_K, MOST_PER_K = 0.5, 8.0  # how many may when it is set
+NEAREST, FURTHEST = -1.0, 4.0  # how far below the k-th magnitude, over the last one
 
 
 def accumulate_and_select(
@@ -107,9 +108,11 @@ class LastSelection:
 
     Attributes:
         threshold: where that begins; None: with a sample.
+        per_k: how many times k elements exceeded it.
     """
 
     threshold: float | None = None
+    per_k: float = WANTED_PER_K
 
 
 def fresh_state(device: torch.device) -> Any:
@@ -168,6 +171,8 @@ def _choose(
     known = None if state is None else state.threshold
     threshold = _sampled_threshold(residual, gradient, k) if known is None else known
     candidates = _filter(residual, gradient, k, threshold)
+    if state is not None and known is not None:
+        state.per_k = _next_per_k(state.per_k, candidates.found, k)
     if candidates.count < k and known is not None:
         candidates = _filter(residual, None, k, _sampled_threshold(residual, None, k))
     if candidates.count < k:
@@ -175,12 +180,27 @@ def _choose(
     begin, count = float(candidates.threshold), candidates.count
     indices = candidates.select()
     if state is not None:
-        state.threshold = _next_threshold(begin, count, float(candidates.threshold), k)
+        smallest = float(candidates.threshold)
+        state.threshold = _next_threshold(begin, count, smallest, k, state.per_k)
     return indices
 
 
-def _next_threshold(begin: float, count: int, smallest: float, k: int) -> float:
-    """Return what :data:`WANTED_PER_K` times k elements would have exceeded.
+def _next_per_k(per_k: float, found: int, k: int) -> float:
+    """Return how many times k to be at :data:`WANTED_PER_K` in the next step.
+
+    Args:
+        per_k: how many times k elements exceeded the threshold when it was set.
+        found: how many did a step later.
+        k: how many are selected.
+    """
+    wanted = per_k * WANTED_PER_K * k / max(found, 1)
+    return min(max(wanted, FEWEST_PER_K), MOST_PER_K)
+
+
+def _next_threshold(
+    begin: float, count: int, smallest: float, k: int, per_k: float
+) -> float:
+    """Return what ``per_k`` times k elements would have exceeded.
 
     As if the logarithm of their number fell linearly with the magnitude.
 
@@ -189,9 +209,10 @@ def _next_threshold(begin: float, count: int, smallest: float, k: int) -> float:
         count: at least k.
         smallest: the k-th magnitude.
         k: how many were selected.
+        per_k: more than 0.
     """
-    further = math.log(WANTED_PER_K) / max(math.log(count / k), 1e-9)
-    further = min(max(further, SLOWEST), FASTEST)
+    further = math.log(per_k) / max(math.log(count / k), 1e-9)
+    further = min(max(further, NEAREST), FURTHEST)
     return max(0.0, smallest - further * (smallest - max(begin, 0.0)))
 
 
@@ -246,11 +267,13 @@ class _Candidates:
     Attributes:
         threshold: once k elements are known that reach it, a later one must exceed it.
         count: how many elements are held.
+        found: how many were, also those that are not any more.
     """
 
     def __init__(self, k: int, threshold: float) -> None:
         self.threshold = np.float32(threshold)
         self.count = 0
+        self.found = 0
         self._k = k
         self._limit = 4 * k + CHUNK_NUMEL // 4
         self._values: list[Floats] = []
@@ -261,6 +284,7 @@ class _Candidates:
         self._values.append(chunk[positions])
         self._indices.append(positions + start)
         self.count += positions.size
+        self.found += positions.size
         if self.count > self._limit:
             self._shrink()
 

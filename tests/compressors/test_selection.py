@@ -112,23 +112,37 @@ def test_what_the_last_one_leaves_does_not_change_the_result(begin, data):
 
 @pytest.mark.parametrize("count", [20, 21, 40, 80, 10**6])
 @pytest.mark.parametrize("begin", [-1.0, 0.0, 1e-3, 0.9, 1.0])
-def test_the_next_threshold_is_a_magnitude_below_the_smallest(begin, count):
-    found = selection._next_threshold(begin, count, 1.0, 20)
-    assert 0 <= found <= 1
+@pytest.mark.parametrize("per_k", [0.5, 1.0, 8.0])
+def test_the_next_threshold_is_a_magnitude_on_the_right_side(begin, count, per_k):
+    threshold = selection._next_threshold(begin, count, 1.0, 20, per_k)
+    assert (0 if per_k > 1 else 1) <= threshold <= (2 if per_k < 1 else 1)
 
 
-@pytest.mark.parametrize("k", [20, 200, 2000])
-def test_the_next_selection_begins_where_about_twice_as_many_are_found(monkeypatch, k):
+@pytest.mark.parametrize("found", [0, 1, 20, 30, 10**6])
+def test_more_are_asked_for_the_fewer_were_found(found):
+    wanted = selection._next_per_k(1.5, found, 20)
+    assert 0.5 <= wanted <= 8
+    assert (wanted > 1.5) == (found < 30)
+    assert (wanted < 1.5) == (found > 30)
+
+
+@pytest.mark.parametrize("k", [200, 2000])
+@pytest.mark.parametrize("pace", [0.97, 1.0, 1.05])
+def test_the_next_selection_begins_where_half_as_many_again_are_found(
+    monkeypatch, k, pace
+):
     generator = torch.Generator().manual_seed(k)
-    residual, state = torch.zeros(NUMEL), LastSelection()
-    for step in range(10):
-        gradient = torch.randn(NUMEL, generator=generator)
-        if step == 4:  # from then on no sample is needed
+    residual, state, many = torch.zeros(NUMEL), LastSelection(), []
+    for step in range(40):
+        gradient = torch.randn(NUMEL, generator=generator) * pace**step
+        if step == 20:  # from then on no sample is needed
             monkeypatch.setattr(selection, "_sampled_threshold", None)
-        if step >= 4:
+        if step >= 20:
             found = int(((residual + gradient).abs() > state.threshold).sum())
-            assert k <= found <= 16 * k
+            many.append(found / k)
         check(residual, gradient, k, state)
+    assert min(many) >= 1
+    assert 1.3 <= np.median(many) <= 1.7
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
