@@ -64,15 +64,15 @@ def comparison(
         records: by the plan's name; the first is what the others are compared with.
         target: value of the metric that the time to is wanted of.
     """
-    first, baseline = records[0]
-    base = baseline.iteration.median_s
+    first, base = records[0][0], records[0][1].iteration.median_s
+    fastest = min((r for _, r in records), key=lambda r: r.iteration.median_s)
     evaluated = next((e for _, r in records for e in r.evaluations), None)
     metric = None if evaluated is None else evaluated.metric
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title="side by side, in turns",
-        caption=f"speed: over {first}; sent: by a rank in a step{_drift(baseline)}",
+        caption=f"speed: over {first}; sent: by a rank in a step{_drift(fastest)}",
     )
     table.add_column("plan", no_wrap=True)
     names = ["predicted", "measured", "off", "speed", "sent"]
@@ -88,9 +88,12 @@ def comparison(
     return table
 
 
-def _drift(baseline: RunRecord) -> str:
-    """Return what must be known if the machine is slower or faster than it was."""
-    off = computation_off(baseline)
+def _drift(fastest: RunRecord) -> str:
+    """Return what must be known if the machine is slower or faster than it was.
+
+    Of the run that waits the least: after a long wait computation is slow anyway.
+    """
+    off = computation_off(fastest)
     if off is None or abs(off) < DRIFT:
         return ""
     than, now = ("more", "slower") if off > 0 else ("less", "faster")

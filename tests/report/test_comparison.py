@@ -92,7 +92,13 @@ def test_a_machine_that_is_not_as_fast_as_it_was_is_named(took_s, said):
     expected, took = (
         build.timing((0.01, 0.01, 0.04), compute_end_s=s) for s in (0.02, took_s)
     )
-    text = printed(comparison([("ddp", run(predicted_timing=expected, timing=took))]))
+    waits = run(
+        (0.1,) * 6,
+        predicted_timing=expected,
+        timing=build.timing((0.01, 0.01, 0.09), compute_end_s=0.05),
+    )
+    fast = run((0.05,) * 6, predicted_timing=expected, timing=took)
+    text = printed(comparison([("ddp", waits), ("mine", fast)]))
     assert ("computation took" in text) == (said is not None)
     assert said is None or said in " ".join(text.split())
 
