@@ -6,9 +6,10 @@ goal, for several seeds, within one run a rate::
 
     python -m comm_plan.benchmarks.time_to_accuracy --rates 100mbit 1gbit none
 
-Stock DDP has the buckets that suit it best: the fastest of a sweep counts. Writes a
-table (Markdown), the figures (JSON) and a picture to ``benchmarks/results``. Needs root
-on Linux. The ranks share the machine's cores.
+Stock DDP has the buckets that suit it best, and every variant the learning rate, where
+a task has several: the fastest of a sweep counts. Writes a table (Markdown), the
+figures (JSON) and a picture to ``benchmarks/results``. Needs root on Linux. The ranks
+share the machine's cores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -87,6 +88,10 @@ TUNED = {"tuned": (), "tuned, local steps": ("--local-steps", "4,8")}
 
 NAMES = (*PLAIN, *HOOKS, *OURS, *TUNED)
 
+AT_RATE = " at "
+"""Stands between a variant's name and its learning rate, if that is another one than
+the workload's."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -100,6 +105,7 @@ class Task:
         adaptive: its optimizer has no momentum that could be corrected.
         tuning_s: budget of ``tune``.
         largest_nbytes: of the sweep.
+        learning_rates: to train every variant at, over the workload's.
     """
 
     workload: str
@@ -109,12 +115,19 @@ class Task:
     adaptive: bool = False
     tuning_s: int = 120
     largest_nbytes: int = 4 * 2**20
+    learning_rates: tuple[float, ...] = (1.0,)
 
 
 TASKS = {
     "digits": Task("digits", goal=0.98, every=11, most_steps=660),
     "char-lm": Task(
-        "char-lm", goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300
+        "char-lm",
+        goal=1.7,
+        every=40,
+        most_steps=1200,
+        adaptive=True,
+        tuning_s=300,
+        learning_rates=(1.0, 2.0, 4.0),
     ),
     "cnn-digits": Task(
         CNN_DIGITS,
@@ -176,7 +189,12 @@ def variants(
                                  "--budget", task.tuning_s,
                                  *TUNED[name]))  # fmt: skip
         found[name] = Variant(plan=str(tuning / "plan.json"))
-    return {name: variant for name, variant in found.items() if name in wanted}
+    return {
+        name if rate == 1 else f"{name}{AT_RATE}{rate:g}x": replace(variant, rate=rate)
+        for name, variant in found.items()
+        if name in wanted
+        for rate in task.learning_rates
+    }
 
 
 def trained(
@@ -204,7 +222,7 @@ def trained(
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Return a row for each variant, the fastest first."""
+    """Return a row for each variant at its best learning rate, the fastest first."""
     found = []
     for name in dict.fromkeys(outcome.variant for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.variant == name]
@@ -221,12 +239,19 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
                 reached=sum(o.reached for o in own),
             )
         )
-    return sorted(found, key=lambda row: row.seconds or float("inf"))
+    best: dict[str, Row] = {}
+    for row in sorted(found, key=lambda row: row.seconds or float("inf")):
+        best.setdefault(_without_rate(row.name), row)
+    return list(best.values())
+
+
+def _without_rate(name: str) -> str:
+    return name.partition(AT_RATE)[0]
 
 
 def best_ddp(found: Sequence[Row]) -> Row:
     """Return stock DDP with the buckets that suit it best, without a hook."""
-    return next(row for row in found if row.name in PLAIN)
+    return next(row for row in found if _without_rate(row.name) in PLAIN)
 
 
 def table(found: Sequence[Row]) -> str:
@@ -247,6 +272,14 @@ def table(found: Sequence[Row]) -> str:
     ]
     head = ["variant", "good enough after", "seeds", "steps", "a step", "DDP / it"]
     return tables.markdown(head, lines)
+
+
+def _of_rates(task: Task) -> str:
+    """Return which learning rates there were, if several."""
+    if len(task.learning_rates) == 1:
+        return ""
+    rates = ", ".join(f"{rate:g}x" for rate in task.learning_rates)
+    return f" Each variant at the best of {rates} the workload's learning rate."
 
 
 def main() -> None:
@@ -290,7 +323,7 @@ def save(
     parts.append(
         f"Medians of {counted(arguments.seeds, 'seed')}; seconds of the iterations, "
         f"the mean of the ranks; evaluated every {task.every} steps, which is not "
-        "counted."
+        f"counted.{_of_rates(task)}"
     )
     name = f"time-to-accuracy-{arguments.workload}"
     figures = {

@@ -42,11 +42,13 @@ class Variant:
         plan: path of the plan of the engine; None: stock DDP.
         cap_mb: DDP's ``bucket_cap_mb``.
         hook: DDP's communication hook: ``fp16``, ``powersgd RANK`` or none.
+        rate: its learning rate over the workload's.
     """
 
     plan: str | None = None
     cap_mb: float = 25.0
     hook: str | None = None
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def averaging(
     """Lend model and optimizer of a training by ``variant``, and what ends a round."""
     model = workload.model.train()
     optimizer = workload.optimizer(model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] *= variant.rate
     if variant.plan is not None:
         plan = Plan.load(variant.plan)
         with Engine(

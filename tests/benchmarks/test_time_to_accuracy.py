@@ -46,6 +46,19 @@ def test_the_reference_is_the_best_bucket_size_without_a_hook():
     assert best_ddp(found).name == "DDP, 1 MB"
 
 
+def test_every_variant_has_the_learning_rate_that_suits_it_best():
+    found = rows(
+        [
+            *outcomes("DDP, 25 MB", 4.0),
+            *outcomes("DDP, 25 MB at 2x", 3.0),
+            *outcomes("auto", 2.0),
+            *outcomes("auto at 2x", None),
+        ]
+    )
+    assert [row.name for row in found] == ["auto", "DDP, 25 MB at 2x"]
+    assert best_ddp(found).seconds == 3.0
+
+
 @pytest.mark.parametrize(
     ("metric", "value", "reached"),
     [("loss", 1.9, True), ("loss", 2.1, False), ("accuracy", 2.1, True)],
