@@ -112,7 +112,7 @@ def test_what_the_last_one_leaves_does_not_change_the_result(begin, data):
 
 @pytest.mark.parametrize("count", [20, 21, 40, 80, 10**6])
 @pytest.mark.parametrize("begin", [-1.0, 0.0, 1e-3, 0.9, 1.0])
-@pytest.mark.parametrize("per_k", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("per_k", [0.5, 1.0, 2.0, 8.0])
 def test_the_next_threshold_is_a_magnitude_on_the_right_side(begin, count, per_k):
     threshold = selection._next_threshold(begin, count, 1.0, 20, per_k)
     assert (0 if per_k > 1 else 1) <= threshold <= (2 if per_k < 1 else 1)
@@ -126,11 +126,23 @@ def test_more_are_asked_for_the_fewer_were_found(found):
     assert (wanted < 1.5) == (found > 30)
 
 
+@pytest.mark.parametrize("k", [20, 200, 2000])
+def test_the_next_selection_begins_where_enough_are_found(monkeypatch, k):
+    generator = torch.Generator().manual_seed(k)
+    residual, state = torch.zeros(NUMEL), LastSelection()
+    for step in range(10):
+        gradient = torch.randn(NUMEL, generator=generator)
+        if step == 4:  # from then on no sample is needed
+            monkeypatch.setattr(selection, "_sampled_threshold", None)
+        if step >= 4:
+            found = int(((residual + gradient).abs() > state.threshold).sum())
+            assert k <= found <= 16 * k
+        check(residual, gradient, k, state)
+
+
 @pytest.mark.parametrize("k", [200, 2000])
 @pytest.mark.parametrize("pace", [0.97, 1.0, 1.05])
-def test_the_next_selection_begins_where_half_as_many_again_are_found(
-    monkeypatch, k, pace
-):
+def test_the_threshold_follows_magnitudes_that_grow_or_fall(monkeypatch, k, pace):
     generator = torch.Generator().manual_seed(k)
     residual, state, many = torch.zeros(NUMEL), LastSelection(), []
     for step in range(40):
