@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,17 +43,17 @@ from comm_plan.units import counted
 CAPS_MB = (0.1, 1.0, 25.0)
 """Bucket sizes of stock DDP; 25 is its default."""
 
-PLAIN = {f"DDP, {cap:g} MB": Variant(cap_mb=cap) for cap in CAPS_MB}
+PLAIN = [Variant(f"DDP, {cap:g} MB", cap_mb=cap) for cap in CAPS_MB]
 ONE_BUCKET_MB = 1000.0
-HOOKS = {
-    "DDP, fp16 hook": Variant(hook="fp16"),
-    **{
-        f"DDP, powersgd {rank} hook": Variant(
-            hook=f"powersgd {rank}", cap_mb=ONE_BUCKET_MB
+HOOKS = [
+    Variant("DDP, fp16 hook", hook="fp16"),
+    *(
+        Variant(
+            f"DDP, powersgd {rank} hook", hook=f"powersgd {rank}", cap_mb=ONE_BUCKET_MB
         )
         for rank in (1, 2, 4)
-    },
-}
+    ),
+]
 """The PowerSGD hook starts its later collectives from callbacks, in any order of the
 buckets: with more than one, ranks over gloo receive each other's wrong ones and end."""
 
@@ -86,11 +87,8 @@ another algorithm."""
 TUNED = {"tuned": (), "tuned, local steps": ("--local-steps", "4,8")}
 """What ``tune`` finds, by its options."""
 
-NAMES = (*PLAIN, *HOOKS, *OURS, *TUNED)
-
-AT_RATE = " at "
-"""Stands between a variant's name and its learning rate, if that is another one than
-the workload's."""
+REFERENCES = tuple(variant.name for variant in PLAIN)
+NAMES = (*REFERENCES, *(variant.name for variant in HOOKS), *OURS, *TUNED)
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,11 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A variant over all seeds.
+    """A variant at a learning rate, over all seeds.
 
     Attributes:
         name: of the variant.
+        rate: its learning rate over the workload's.
         seconds: median until good enough; None: most trainings never got there.
         fastest: of the seeds.
         slowest: of the seeds.
@@ -155,12 +154,18 @@ class Row:
     """
 
     name: str
+    rate: float
     seconds: float | None
     fastest: float
     slowest: float
     steps: float
     iteration_s: float
     reached: int
+
+    @property
+    def label(self) -> str:
+        """The name, and the learning rate if that is another one."""
+        return self.name if self.rate == 1 else f"{self.name} at {self.rate:g}x"
 
 
 def variants(
@@ -169,18 +174,18 @@ def variants(
     task: Task,
     budget_s: float,
     wanted: Container[str],
-) -> dict[str, Variant]:
+) -> list[Variant]:
     """Measure, solve and tune on ``hosts``; return what is wanted of all to train."""
     profile, network = folder / "profile.json", folder / "network.json"
     sizes = ("--max-bytes", task.largest_nbytes, "--budget", budget_s)
     run_all(hosts, comm_plan("profile", task.workload, "-o", profile))
     run_all(hosts, comm_plan("benchmark-network", "-o", network,
                              "--collectives", COLLECTIVES, *sizes))  # fmt: skip
-    found = PLAIN | HOOKS
+    found = [each for each in (*PLAIN, *HOOKS) if each.name in wanted]
     left_out = {CORRECTED} if task.adaptive else set()
     for name in filter(wanted.__contains__, OURS):
         words = [word for word in OURS[name] if word not in left_out]
-        found[name] = Variant(plan=str(solve(folder, name, *words)))
+        found.append(Variant(name, plan=str(solve(folder, name, *words))))
     for name in filter(wanted.__contains__, TUNED):
         tuning = folder / name
         run_all(hosts, comm_plan("tune", task.workload, "-o", tuning,
@@ -188,13 +193,8 @@ def variants(
                                  "--profile", profile, "--network", network,
                                  "--budget", task.tuning_s,
                                  *TUNED[name]))  # fmt: skip
-        found[name] = Variant(plan=str(tuning / "plan.json"))
-    return {
-        name if rate == 1 else f"{name}{AT_RATE}{rate:g}x": replace(variant, rate=rate)
-        for name, variant in found.items()
-        if name in wanted
-        for rate in task.learning_rates
-    }
+        found.append(Variant(name, plan=str(tuning / "plan.json")))
+    return [replace(each, rate=rate) for each in found for rate in task.learning_rates]
 
 
 def trained(
@@ -206,7 +206,7 @@ def trained(
     with EmulatedHosts(arguments.hosts, limit) as hosts:
         chosen = variants(folder, hosts, task, arguments.budget, arguments.variants)
         listed = folder / "variants.json"
-        listed.write_text(json.dumps({n: asdict(v) for n, v in chosen.items()}))
+        listed.write_text(json.dumps([asdict(variant) for variant in chosen]))
         output = folder / "outcomes.json"
         program = module(
             "comm_plan.benchmarks.time_to_accuracy_rounds", task.workload,
@@ -216,42 +216,42 @@ def trained(
         run_all(hosts, program)
     advice = {
         name: json.loads((folder / name / "tuning.json").read_text())["advice"]
-        for name in filter(chosen.__contains__, TUNED)
+        for name in TUNED
+        if name in arguments.variants
     }
     return [Outcome(**fields) for fields in json.loads(output.read_text())], advice
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each variant at its best learning rate, the fastest first."""
-    found = []
-    for name in dict.fromkeys(outcome.variant for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.variant == name]
-        seconds = [o.seconds if o.reached else float("inf") for o in own]
-        middle = median(seconds)
-        found.append(
-            Row(
-                name=name,
-                seconds=None if middle == float("inf") else middle,
-                fastest=min(seconds),
-                slowest=max(seconds),
-                steps=median(o.steps for o in own),
-                iteration_s=sum(o.seconds for o in own) / sum(o.steps for o in own),
-                reached=sum(o.reached for o in own),
-            )
-        )
+    trainings: defaultdict[tuple[str, float], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        trainings[outcome.variant, outcome.rate].append(outcome)
+    found = [_row(name, rate, of) for (name, rate), of in trainings.items()]
     best: dict[str, Row] = {}
     for row in sorted(found, key=lambda row: row.seconds or float("inf")):
-        best.setdefault(_without_rate(row.name), row)
+        best.setdefault(row.name, row)
     return list(best.values())
 
 
-def _without_rate(name: str) -> str:
-    return name.partition(AT_RATE)[0]
+def _row(name: str, rate: float, outcomes: Sequence[Outcome]) -> Row:
+    seconds = [o.seconds if o.reached else float("inf") for o in outcomes]
+    middle = median(seconds)
+    return Row(
+        name=name,
+        rate=rate,
+        seconds=None if middle == float("inf") else middle,
+        fastest=min(seconds),
+        slowest=max(seconds),
+        steps=median(o.steps for o in outcomes),
+        iteration_s=sum(o.seconds for o in outcomes) / sum(o.steps for o in outcomes),
+        reached=sum(o.reached for o in outcomes),
+    )
 
 
 def best_ddp(found: Sequence[Row]) -> Row:
     """Return stock DDP with the buckets that suit it best, without a hook."""
-    return next(row for row in found if _without_rate(row.name) in PLAIN)
+    return next(row for row in found if row.name in REFERENCES)
 
 
 def table(found: Sequence[Row]) -> str:
@@ -259,7 +259,7 @@ def table(found: Sequence[Row]) -> str:
     reference = best_ddp(found).seconds
     lines: list[list[object]] = [
         [
-            row.name,
+            row.label,
             None if row.seconds is None else f"{row.seconds:.2f} s",
             f"{row.fastest:.2f} to {row.slowest:.2f} s",
             f"{row.steps:g}",
@@ -294,8 +294,8 @@ def main() -> None:
         "--variants", nargs="+", choices=NAMES, default=NAMES, help="some of all"
     )
     arguments = parser.parse_args()
-    if PLAIN.keys().isdisjoint(arguments.variants):
-        parser.error(f"--variants: compare with one of {', '.join(PLAIN)}")
+    if set(REFERENCES).isdisjoint(arguments.variants):
+        parser.error(f"--variants: compare with one of {', '.join(REFERENCES)}")
     require_hosts()
     advice: dict[str, dict[str, str]] = {}
     outcomes: dict[str, list[Outcome]] = {}
@@ -332,7 +332,7 @@ def save(
     }
     written = tables.save(name, parts, {"outcomes": figures})
     picture = {
-        rate: {row.name: row.seconds for row in of_rate}
+        rate: {row.label: row.seconds for row in of_rate}
         for rate, of_rate in found.items()
     }
     png = bars(picture, title, f"seconds until {task.goal:g}", highlighted="DDP")

@@ -39,12 +39,14 @@ class Variant:
     """How a training averages its gradients.
 
     Attributes:
+        name: of all its trainings, whatever the learning rate.
         plan: path of the plan of the engine; None: stock DDP.
         cap_mb: DDP's ``bucket_cap_mb``.
         hook: DDP's communication hook: ``fp16``, ``powersgd RANK`` or none.
         rate: its learning rate over the workload's.
     """
 
+    name: str
     plan: str | None = None
     cap_mb: float = 25.0
     hook: str | None = None
@@ -76,6 +78,7 @@ class Outcome:
 
     Attributes:
         variant: its name.
+        rate: its learning rate over the workload's.
         seed: of the parameters and the data.
         steps: taken.
         seconds: of all these steps.
@@ -84,6 +87,7 @@ class Outcome:
     """
 
     variant: str
+    rate: float
     seed: int
     steps: int
     seconds: float
@@ -127,7 +131,7 @@ def averaging(
 
 
 def train(
-    name: str, variant: Variant, goal: Goal, seed: int, of: str, transport: Transport
+    variant: Variant, goal: Goal, seed: int, of: str, transport: Transport
 ) -> Outcome:
     """Train ``of`` from the start until ``goal`` is reached; every rank calls this."""
     workload = load(of, seed=seed)
@@ -151,14 +155,16 @@ def train(
                 reached = goal.reached(metric, value)
             reached = transport.broadcast_object(reached)
     seconds = float(np.mean(transport.gather_objects(own_s), axis=0).sum())
-    return Outcome(name, seed, len(own_s), seconds, value, reached)
+    return Outcome(
+        variant.name, variant.rate, seed, len(own_s), seconds, value, reached
+    )
 
 
 def main() -> None:
     """Run as one rank."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload")
-    parser.add_argument("variants", type=Path, help="JSON: by name, Variant's fields")
+    parser.add_argument("variants", type=Path, help="JSON: list of Variants")
     parser.add_argument("output", type=Path)
     parser.add_argument("--goal", type=float, required=True)
     parser.add_argument("--every", type=int, required=True)
@@ -166,16 +172,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     read = json.loads(arguments.variants.read_text())
-    variants = {name: Variant(**fields) for name, fields in read.items()}
+    variants = [Variant(**fields) for fields in read]
     goal = Goal(arguments.goal, arguments.every, arguments.most_steps)
     outcomes: list[Outcome] = []
     with connect("gloo") as transport:
         for seed in range(arguments.seeds):
-            names = list(variants)
-            for name in reversed(names) if seed % 2 else names:
-                variant = variants[name]
+            for variant in reversed(variants) if seed % 2 else variants:
                 of = arguments.workload
-                outcomes.append(train(name, variant, goal, seed, of, transport))
+                outcomes.append(train(variant, goal, seed, of, transport))
                 if transport.rank == 0:
                     written = [asdict(outcome) for outcome in outcomes]
                     arguments.output.write_text(json.dumps(written))

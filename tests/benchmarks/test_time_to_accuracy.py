@@ -9,10 +9,10 @@ from comm_plan.benchmarks.time_to_accuracy import best_ddp, rows, table
 from comm_plan.benchmarks.time_to_accuracy_rounds import Goal, Outcome
 
 
-def outcomes(name, *seconds):
+def outcomes(name, *seconds, rate=1.0):
     """Trainings of 10 steps, one a seed; None never got there."""
     return [
-        Outcome(name, seed, 10, each or 9.0, 0.5, each is not None)
+        Outcome(name, rate, seed, 10, each or 9.0, 0.5, each is not None)
         for seed, each in enumerate(seconds)
     ]
 
@@ -50,12 +50,12 @@ def test_every_variant_has_the_learning_rate_that_suits_it_best():
     found = rows(
         [
             *outcomes("DDP, 25 MB", 4.0),
-            *outcomes("DDP, 25 MB at 2x", 3.0),
+            *outcomes("DDP, 25 MB", 3.0, rate=2.0),
             *outcomes("auto", 2.0),
-            *outcomes("auto at 2x", None),
+            *outcomes("auto", None, rate=2.0),
         ]
     )
-    assert [row.name for row in found] == ["auto", "DDP, 25 MB at 2x"]
+    assert [row.label for row in found] == ["auto", "DDP, 25 MB at 2x"]
     assert best_ddp(found).seconds == 3.0
 
 
