@@ -18,6 +18,7 @@ __all__ = [
     "load_plan",
     "parallelize",
     "profile",
+    "record",
 ]
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from comm_plan.profiler.script import profile
     from comm_plan.runtime import parallelize
     from comm_plan.runtime.compiled import compile_blocks
+    from comm_plan.runtime.recording import record
     from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
     from comm_plan.transports.connect import connect
     from comm_plan.tuner.adaptation import adapt
@@ -39,6 +41,7 @@ _HOMES = {
     "load_plan": "plans",
     "parallelize": "runtime",
     "profile": "profiler.script",
+    "record": "runtime.recording",
 }
 
 

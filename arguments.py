@@ -7,11 +7,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from comm_plan.errors import InputError
-from comm_plan.plans.compression import KINDS
+from comm_plan.plans.compression import KINDS, METHODS
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.local import LocalSteps
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from comm_plan.options import Training
     from comm_plan.runtime.learning_rate import LearningRate
 
@@ -35,6 +37,19 @@ def names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def names_of(files: Sequence[Path], prefix: str) -> list[str]:
+    """Return what tables call ``files``: their names without ``prefix`` and suffix.
+
+    Raises:
+        InputError: two are called the same.
+    """
+    found = [file.stem.removeprefix(prefix) for file in files]
+    if len(set(found)) < len(found):
+        given = ", ".join(map(str, files))
+        raise InputError(f"{given}: give each file a name of its own")
+    return found
+
+
 def pairs(texts: Sequence[str] | None) -> dict[str, str]:
     """Return ``NAME=VALUE`` texts as a mapping.
 
@@ -49,10 +64,15 @@ def pairs(texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def kinds_of(text: str) -> tuple[str, ...]:
-    """Return which compressors ``--compressors`` means."""
+    """Return which compressors ``--compressors`` means.
+
+    A method is called as in ``solve --compressor``, or as its compressor is in plans.
+    """
     if text == "all":
         return tuple(KINDS)
-    return () if text == "none" else names(text) or ()
+    wanted = () if text == "none" else names(text) or ()
+    kinds = (METHODS[name][0].kind if name in METHODS else name for name in wanted)
+    return tuple(dict.fromkeys(kinds))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:

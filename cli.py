@@ -494,9 +494,7 @@ def compare(
     from comm_plan.runtime.trainer import Options
 
     make_folder(folder)
-    names = [plan.stem.removeprefix("plan-") for plan in plans]
-    if len(set(names)) < len(names):
-        raise InputError(f"plans {', '.join(names)}: give each file a name of its own")
+    names = arguments.names_of(plans, "plan-")
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
         check_writable(output)
@@ -525,7 +523,8 @@ def compare(
     if place().rank == 0:
         for output, record in zip(outputs, records, strict=True):
             record.save(output)
-        screen.show(comparison(list(zip(names, records, strict=True)), target))
+        pairs = list(zip(names, records, strict=True))
+        screen.show(comparison(pairs, target, how="side by side, in turns"))
         if target is not None and not any(record.evaluations for record in records):
             screen.say(
                 f"--target {target:g}: no run has a metric: give the workload an "
@@ -712,13 +711,36 @@ def report(
 
 
 @app.command()
-def show(document: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
-    """Say what a profile, network, plan or run record holds."""
-    from comm_plan.plans import load_document
+def show(
+    documents: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Of any kind; several run records side by side."
+        ),
+    ],
+    target: Annotated[
+        float | None,
+        typer.Option(help="Value of the metric: when did each run reach it?"),
+    ] = None,
+) -> None:
+    """Say what a profile, network, plan, run record or tuning holds."""
+    from comm_plan.plans import RunRecord, load_document
+    from comm_plan.report.comparison import comparison
     from comm_plan.report.tables import tables
 
-    for table in tables(load_document(document)):
-        screen.show(table)
+    found = {path: load_document(path) for path in documents}
+    runs = {path: of for path, of in found.items() if isinstance(of, RunRecord)}
+    if target is not None and len(runs) < 2:
+        raise InputError("--target is for several run records")
+    beside = runs if len(runs) > 1 else {}
+    for path, document in found.items():
+        if path not in beside:
+            for table in tables(document):
+                screen.show(table)
+    if beside:
+        names = arguments.names_of(list(beside), "run-")
+        pairs = list(zip(names, beside.values(), strict=True))
+        screen.show(comparison(pairs, target))
 
 
 @app.command()

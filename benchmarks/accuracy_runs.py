@@ -43,6 +43,7 @@ class Run:
 def summarised(variant: str, record: RunRecord) -> Run:
     """Return what the table needs of a run record."""
     assert record.traffic is not None
+    assert record.seed is not None
     last = record.evaluations[-1]
     sent = [b for b in record.traffic.buckets if b.kind != "dense"]
     sent = sent or list(record.traffic.buckets)

@@ -5,8 +5,9 @@
     OMP_NUM_THREADS=1 python examples/gpt.py profile  # writes profile.json
     comm-plan benchmark-network --local-ranks 2 -o network.json
     comm-plan solve profile.json network.json -o plan.json
-    torchrun --nproc-per-node 2 examples/gpt.py plan.json
-    torchrun --nproc-per-node 2 examples/gpt.py ddp  # for comparison
+    torchrun --nproc-per-node 2 examples/gpt.py plan.json  # writes run-plan.json
+    torchrun --nproc-per-node 2 examples/gpt.py ddp  # writes run-ddp.json
+    comm-plan show run-ddp.json run-plan.json  # was it worth it?
 """
 
 from __future__ import annotations
@@ -112,10 +113,12 @@ def main(how: str) -> None:
     dist.init_process_group("gloo")
     if how == "ddp":
         wrapped = DistributedDataParallel(model)
-        losses = train(wrapped, 100, wrapped.no_sync)
+        with comm_plan.record(wrapped, "run-ddp.json"):
+            losses = train(wrapped, 100, wrapped.no_sync)
     else:
         engine = comm_plan.parallelize(model, how)
-        losses = train(model, 100, engine.no_sync)
+        with comm_plan.record(engine, "run-plan.json"):
+            losses = train(model, 100, engine.no_sync)
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.3f}, after {len(losses)} steps {losses[-1]:.3f}")
     dist.destroy_process_group()

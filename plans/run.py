@@ -21,6 +21,9 @@ from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.timing import Timing
 
+STOCK_DDP = "ddp"
+"""The ``solver`` of runs that no plan averaged."""
+
 
 class IterationTimes(Value):
     """Measured iteration times, warm-up left out, the mean of the ranks in each step.
@@ -97,21 +100,24 @@ class RunRecord(Document):
     holds medians over the steps, rank 0's; ``losses`` its training loss in each step,
     None where that was inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
     Each batch was cut into ``micro_batches``, for second moments where these are not
-    exact; 1: whole. With ``local_steps`` the times of ``iteration`` are means over
-    rounds, and ``timing`` and ``predicted_timing`` are of a whole one.
+    exact; 1: whole. Of a user's own loop the ``seed`` is not known, and losses only as
+    far as it told them; where stock DDP averaged the gradients, the ``solver`` is
+    :data:`STOCK_DDP` and there is no plan. With ``local_steps`` the times of
+    ``iteration`` are means over rounds, and ``timing`` and ``predicted_timing`` are of
+    a whole one.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
 
     workload: Name
     solver: Name
-    plan_sha256: Name
+    plan_sha256: Name | None = None
     model_fingerprint: Name
     backend: Name
     world_size: Ranks
     hosts: tuple[Name, ...] = ()
     environment: dict[Name, Sentence] = {}
-    seed: Seed = 0
+    seed: Seed | None = None
     steps: Count
     skipped_steps: Count = 0
     micro_batches: PositiveCount = 1

@@ -56,13 +56,16 @@ def seconds_to(
 
 
 def comparison(
-    records: Sequence[tuple[str, RunRecord]], target: float | None = None
+    records: Sequence[tuple[str, RunRecord]],
+    target: float | None = None,
+    how: str = "side by side",
 ) -> Table:
     """Return a row for each run: predicted, measured, sent, and how good it is.
 
     Args:
         records: by the plan's name; the first is what the others are compared with.
         target: value of the metric that the time to is wanted of.
+        how: they were measured.
     """
     first, base = records[0][0], records[0][1].iteration.median_s
     fastest = min((r for _, r in records), key=lambda r: r.iteration.median_s)
@@ -71,10 +74,10 @@ def comparison(
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title="side by side, in turns",
+        title=how,
         caption=f"speed: over {first}; sent: by a rank in a step{_drift(fastest)}",
     )
-    table.add_column("plan", no_wrap=True)
+    table.add_column("run", no_wrap=True)
     names = ["predicted", "measured", "off", "speed", "sent"]
     names += [metric] if metric else []
     names += [f"{target:g} after"] if metric and target is not None else []

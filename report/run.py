@@ -62,7 +62,11 @@ def _bucket_traffic(index: int, bucket: BucketTraffic) -> tuple[str, ...]:
 
 def _setting(record: RunRecord) -> Iterator[Fact]:
     yield "workload", record.workload
-    yield "plan", f"{record.solver} for {record.world_size} x {record.backend}"
+    ranks = f"{record.world_size} x {record.backend}"
+    if record.plan_sha256 is None:
+        yield "gradients", f"averaged by PyTorch DDP on {ranks}"
+    else:
+        yield "plan", f"{record.solver} for {ranks}"
     for replan in record.replans:
         before, after = map(units.seconds, (replan.corrected_s, replan.predicted_s))
         yield f"new plan, step {replan.step}", f"{before} to {after}: {replan.reason}"

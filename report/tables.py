@@ -51,11 +51,12 @@ def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
         yield _listing("buckets, in launch order", BUCKET_HEADER, bucket_rows(document))
     elif isinstance(document, RunRecord):
         yield _summary("run", run_rows(document))
-        yield _listing(
-            "traffic by bucket, per step and rank",
-            BUCKET_TRAFFIC_HEADER,
-            bucket_traffic_rows(document),
-        )
+        if document.traffic is not None:
+            yield _listing(
+                "traffic by bucket, per step and rank",
+                BUCKET_TRAFFIC_HEADER,
+                bucket_traffic_rows(document),
+            )
     elif isinstance(document, Tuning):
         yield _summary("tuning", tuning_rows(document))
         yield _listing("plans that were tried", TRIAL_HEADER, trial_rows(document))

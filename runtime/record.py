@@ -24,6 +24,7 @@ from comm_plan.plans import (
     Traffic,
 )
 from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.plans.run import STOCK_DDP
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.flat import sha256_of
@@ -37,30 +38,26 @@ WARMUP_STEPS = 3
 
 
 class Recorder:
-    """The measurements of one run on this rank, from its making on.
-
-    What is said of single buckets is of those since the last change of the plan. Of
-    local steps, most of which exchange nothing, times are means over rounds, and bytes
-    over all steps.
+    """The measurements of a run on this rank, from its making on, whatever averages.
 
     Args:
-        engine: of the run.
+        model: what is trained.
 
     Attributes:
         evaluations: what rank 0 found.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.evaluations: list[Evaluation] = []
-        self._engine = engine
-        self._plan = engine.plan
+        self._model = model
         self._iterations_s: list[float] = []
-        self._sent_nbytes: list[list[int]] = []
-        self._losses: list[float] = []
-        self._step_seconds: list[StepSeconds] = []
+        self._losses: list[float | None] = []
         self._tx_nbytes: int | None = 0
-        self._replans = len(engine.replans)
-        self._exchanges = engine.step
+
+    @property
+    def steps(self) -> int:
+        """How many were noted."""
+        return len(self._iterations_s)
 
     @contextmanager
     def counting_traffic(self) -> Iterator[None]:
@@ -73,16 +70,94 @@ class Recorder:
         else:
             self._tx_nbytes += max(0, after - before)  # an interface may go
 
-    def add_step(self, loss: float, seconds: float) -> list[int]:
-        """Note a step that has just ended; return the bytes that each bucket sent."""
+    def add_step(self, seconds: float) -> None:
+        """Note a step that has just ended."""
+        self._iterations_s.append(seconds)
+        self._losses.append(None)
+
+    def add_loss(self, loss: float) -> None:
+        """Note the training loss of the last step."""
+        self._losses[-1] = loss if math.isfinite(loss) else None
+
+    def record(
+        self,
+        transport: Transport,
+        *,
+        workload: str,
+        steps: int,
+        seed: int | None = None,
+        micro_batches: int = 1,
+    ) -> RunRecord:
+        """Return what happened; a collective call.
+
+        Of ranks that made more steps than others only the first ones count.
+
+        Args:
+            transport: the ranks.
+            workload: its name.
+            steps: done in all, also before a resume.
+            seed: of the run, if it is known.
+            micro_batches: into how many each batch was cut.
+        """
+        of_ranks = transport.gather_objects(self._iterations_s)
+        shortest = min(map(len, of_ranks))
+        means_s = np.mean([own[:shortest] for own in of_ranks], axis=0)
+        hosts = transport.gather_objects(socket.gethostname())
+        losses = self._losses[:shortest]
+        return RunRecord(
+            workload=workload,
+            solver=STOCK_DDP,
+            model_fingerprint=model_fingerprint(self._model),
+            backend=transport.backend,
+            world_size=transport.world_size,
+            hosts=tuple(hosts),
+            environment=_environment(),
+            seed=seed,
+            steps=steps,
+            micro_batches=micro_batches,
+            iteration=_summary(means_s),
+            iterations_s=tuple(means_s),
+            evaluations=tuple(self.evaluations),
+            final_loss=losses[-1] if losses else None,
+            losses=tuple(losses) if any(x is not None for x in losses) else (),
+            emulated_link=transport.emulated_link,
+            parameters_sha256=parameters_sha256(self._model),
+        )
+
+
+class EngineRecorder(Recorder):
+    """Those of a run by a plan.
+
+    What is said of single buckets is of those since the last change of the plan. Of
+    local steps, most of which exchange nothing, times are means over rounds, and bytes
+    over all steps.
+
+    Args:
+        engine: of the run.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.model)
+        self._engine = engine
+        self._plan = engine.plan
+        self._sent_nbytes: list[list[int]] = []
+        self._step_seconds: list[StepSeconds] = []
+        self._replans = len(engine.replans)
+        self._exchanges = engine.step
+
+    @property
+    def last_nbytes(self) -> int:
+        """The bytes that all buckets sent in the last step."""
+        return sum(self._sent_nbytes[-1])
+
+    def add_step(self, seconds: float) -> None:
+        """Note a step that has just ended, and what its buckets did."""
+        super().add_step(seconds)
         if self._replans != len(self._engine.replans):
             self._replans = len(self._engine.replans)
             self._sent_nbytes.clear()
             self._step_seconds.clear()
-        self._losses.append(loss)
-        self._iterations_s.append(seconds)
         self._sent_nbytes.append(self._exchanged())
-        return self._sent_nbytes[-1]
 
     def add_end_of_round(self, seconds: float) -> None:
         """Note that a round has ended before its time, as part of the last step."""
@@ -106,49 +181,33 @@ class Recorder:
         transport: Transport,
         *,
         workload: str,
-        seed: int,
         steps: int,
-        micro_batches: int,
+        seed: int | None = None,
+        micro_batches: int = 1,
     ) -> RunRecord:
-        """Return what happened; a collective call.
-
-        Args:
-            transport: the ranks.
-            workload: its name.
-            seed: of the run.
-            steps: done in all, also before a resume.
-            micro_batches: into how many each batch was cut.
-        """
-        plan, last, model = self._plan, self._engine.plan, self._engine.model
-        of_ranks = np.mean(transport.gather_objects(self._iterations_s), axis=0)
-        hosts = transport.gather_objects(socket.gethostname())
-        return RunRecord(
+        """Return what happened; a collective call. See :meth:`Recorder.record`."""
+        found = super().record(
+            transport,
             workload=workload,
-            solver=plan.solver,
-            plan_sha256=plan.sha256,
-            model_fingerprint=model_fingerprint(model),
-            backend=transport.backend,
-            world_size=transport.world_size,
-            hosts=tuple(hosts),
-            environment=_environment(),
-            seed=seed,
             steps=steps,
-            skipped_steps=self._engine.skipped_steps,
+            seed=seed,
             micro_batches=micro_batches,
-            local_steps=plan.local_steps,
-            iteration=_summary(_rounds(of_ranks, plan)),
-            iterations_s=tuple(of_ranks),
-            predicted_iteration_s=plan.predicted and plan.predicted.iteration_s,
-            predicted_error_s=plan.predicted and plan.predicted.error_s,
-            traffic=self._traffic(),
-            evaluations=tuple(self.evaluations),
-            final_loss=_finite(self._losses[-1]) if self._losses else None,
-            losses=tuple(map(_finite, self._losses)),
-            timing=median_timing(_warm(self._step_seconds)),
-            predicted_timing=last.predicted and last.predicted.timing,
-            replans=tuple(self._engine.replans),
-            emulated_link=transport.emulated_link,
-            parameters_sha256=parameters_sha256(model),
+        )
+        plan, last = self._plan, self._engine.plan
+        return found.model_copy(
+            update={
+                "solver": plan.solver,
+                "plan_sha256": plan.sha256,
+                "skipped_steps": self._engine.skipped_steps,
+                "local_steps": plan.local_steps,
+                "iteration": _summary(_rounds(found.iterations_s, plan)),
+                "predicted_iteration_s": plan.predicted and plan.predicted.iteration_s,
+                "predicted_error_s": plan.predicted and plan.predicted.error_s,
+                "traffic": self._traffic(),
+                "timing": median_timing(_warm(self._step_seconds)),
+                "predicted_timing": last.predicted and last.predicted.timing,
+                "replans": tuple(self._engine.replans),
+            }
         )
 
     def _traffic(self) -> Traffic | None:
@@ -186,10 +245,6 @@ def _bucket_traffic(bucket: BucketExchange, message_nbytes: float) -> BucketTraf
         dense_nbytes=bucket.dense_nbytes,
         message_nbytes=message_nbytes,
     )
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
 
 
 def _warm(steps: Sequence[Measured]) -> Sequence[Measured]:

@@ -29,7 +29,7 @@ from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
 from comm_plan.runtime.modes import evaluating, training
-from comm_plan.runtime.record import Recorder
+from comm_plan.runtime.record import EngineRecorder
 from comm_plan.runtime.refusals import check_seed
 from comm_plan.runtime.second_moments.choice import estimator, micro_batches
 from comm_plan.runtime.step import OnNonFinite
@@ -263,7 +263,7 @@ class Run:
                 options.checkpoint, transport, settings, optimizer
             )
             self._resume_or_begin(self.checkpoints)
-        self.recorder = Recorder(engine)
+        self.recorder = EngineRecorder(engine)
 
     def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
         elastic = self.options.elastic
@@ -384,13 +384,14 @@ class Run:
         return min(steps / self.epoch_steps, epochs or math.inf)
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
-        sent_nbytes = self.recorder.add_step(loss, seconds)
+        self.recorder.add_step(seconds)
+        self.recorder.add_loss(loss)
         event = Event(
             step=self.position.step,
             epoch=epoch,
             loss=loss,
             iteration_s=seconds,
-            message_nbytes=sum(sent_nbytes),
+            message_nbytes=self.recorder.last_nbytes,
             dense_nbytes=sum(bucket.dense_nbytes for bucket in self.engine.buckets),
             density_floor=self.density_floor,
             skipped=self.engine.last_step_skipped,

@@ -15,6 +15,7 @@ from comm_plan.planner import make_problem, solve
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
+    IterationTimes,
     Network,
     Plan,
     Profile,
@@ -22,6 +23,7 @@ from comm_plan.plans import (
     Tuning,
     fingerprint,
 )
+from comm_plan.plans.run import STOCK_DDP
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
 from comm_plan.transports.launch import free_port
@@ -96,7 +98,7 @@ def test_the_version_is_told_whatever_follows(command, words):
     ("words", "message"),
     [
         ("no-such-verb", "No such command 'no-such-verb': comm-plan --help lists"),
-        ("show", "Missing argument 'FILE': comm-plan show --help lists"),
+        ("show", "Missing argument 'FILE...': comm-plan show --help lists"),
         ("solve p.json n.json --world-size 100000000000000000000", "--world-size"),
         (f"train gan --plan p.json --batch-size {'9' * 400}", "--batch-size"),
         ("train gan --plan plan.json --seed -1", "--seed"),
@@ -150,6 +152,35 @@ def test_names_are_printed_as_they_are(here, command):
     assert "[/red] :smile: [bold]x" in shown.stderr
     solved = command("solve", "[red].json", "network.json", "-o", "[b].json")
     assert "wrote [b].json" in solved.stderr
+
+
+def run_record(median_s, **changes):
+    return RunRecord(
+        workload="two",
+        model_fingerprint=PROFILE.model.fingerprint,
+        backend="gloo",
+        world_size=2,
+        steps=9,
+        iteration=IterationTimes(count=6, median_s=median_s, p95_s=1, min_s=0),
+        **changes,
+    )
+
+
+def test_several_runs_are_shown_side_by_side(here, command):
+    run_record(0.3, solver=STOCK_DDP).save(here / "run-ddp.json")
+    planned = {"plan_sha256": "x", "predicted_iteration_s": 0.09}
+    run_record(0.1, solver="lags", **planned).save(here / "run-lags.json")
+    shown = command("show", "run-ddp.json", "plan.json", "run-lags.json")
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split() for line in shown.stderr.splitlines()]
+    assert ["ddp", "-", "300", "ms", "-", "1.00x", "-"] in rows
+    assert ["lags", "90.0", "ms", "100", "ms", "-10.0%", "3.00x", "-"] in rows
+    assert "buckets, in launch order" in shown.stderr
+    for words, refused in (
+        (("run-ddp.json", "--target", 1), "--target is for several run records"),
+        (("run-ddp.json", here / "run-ddp.json"), "give each file a name of its own"),
+    ):
+        assert refused in command("show", *words).stderr
 
 
 def test_solve_writes_a_plan_and_prints_every_solver(here, command):

@@ -172,7 +172,7 @@ def _runs(
     files: Sequence[tuple[str, RunRecord]], plans: Sequence[ShownPlan]
 ) -> tuple[ShownRun, ...]:
     by_sha = {shown.plan.sha256: shown for shown in plans}
-    followed = [by_sha.get(_last_plan(record)) for _, record in files]
+    followed = [by_sha.get(_last_plan(record) or "") for _, record in files]
     wanted = [
         plan.name if plan else record.solver
         for plan, (_, record) in zip(followed, files, strict=True)
@@ -189,7 +189,7 @@ def _place(item: Item | None, order: Sequence[Item]) -> int:
     return known[0] if known else len(order)
 
 
-def _last_plan(record: RunRecord) -> str:
+def _last_plan(record: RunRecord) -> str | None:
     return record.replans[-1].plan_sha256 if record.replans else record.plan_sha256
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from comm_plan.plans import EmulatedLink
 from comm_plan.plans.plan import TODAY
+from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
 
 WORTHWHILE = 0.01
@@ -90,7 +91,8 @@ def _winner(given: Given) -> Subject | None:
 def fastest_run(given: Given) -> Subject | None:
     """Return the fastest of the runs under the conditions that most of them share.
 
-    It is held against a run under the same conditions, else against a prediction.
+    It is held against a run under the same conditions, by stock DDP or a plan of its
+    buckets, else against a prediction.
     """
     timed = [run for run in given.runs if run.record.iteration.count]
     if not timed:
@@ -98,7 +100,12 @@ def fastest_run(given: Given) -> Subject | None:
     sharing = Counter(map(_conditions, timed))
     fastest = min(timed, key=lambda run: (-sharing[_conditions(run)], _median_s(run)))
     alike = [run for run in timed if _conditions(run) == _conditions(fastest)]
-    today = [run for run in alike if run.record.solver == TODAY]
+    today = [
+        run
+        for solver in (STOCK_DDP, TODAY)
+        for run in alike
+        if run.record.solver == solver
+    ]
     predicted_s = fastest.record.predicted_iteration_s
     baseline, baseline_s = "", None
     if today:

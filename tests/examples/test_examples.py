@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import CollectiveCost, Network, Plan, Profile
+from comm_plan.plans import CollectiveCost, Network, Plan, Profile, RunRecord
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = Path(__file__).parent / "example_ranks.py"
@@ -125,6 +125,24 @@ def test_examples_train_by_every_method_from_their_own_profile(name, tmp_path):
         losses = seen["losses"]
         assert seen["agree"], method
         assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), method
+
+
+@pytest.mark.slow
+def test_what_a_plan_took_is_recorded_beside_ddp(tmp_path):
+    script = EXAMPLES / "gpt.py"
+    run(script, "profile", cwd=tmp_path)
+    write_plans([Profile.load(tmp_path / "profile.json")], ["optimal"], tmp_path)
+    for how in ("ddp", "optimal.json"):
+        run(*TORCHRUN, script, how, cwd=tmp_path)
+    ddp, planned = (
+        RunRecord.load(tmp_path / f"run-{name}.json") for name in ("ddp", "plan")
+    )
+    assert ddp.model_fingerprint == planned.model_fingerprint
+    assert ddp.steps == planned.steps == 100
+    assert (ddp.plan_sha256, ddp.traffic, ddp.predicted_iteration_s) == (None,) * 3
+    assert planned.plan_sha256 == Plan.load(tmp_path / "optimal.json").sha256
+    assert planned.predicted_iteration_s is not None
+    assert planned.traffic is not None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.plans import Bucket, EmulatedLink
+from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
 from comm_plan.report.page.given import Forecast
@@ -47,6 +48,29 @@ def test_runs_are_held_against_the_run_by_ddps_buckets():
     assert text.startswith("optimal takes 25.0 % less time than threshold (60.0 ms, me")
     assert "measured 45.0 ms an iteration, 1.12x the predicted 40.0 ms" in text
     assert figures(*runs)["speed-up"] == ("1.33x", "against threshold, measured")
+
+
+def ddp(median_s):
+    record = build.run(THRESHOLD, [median_s] * 3)
+    unknown = dict.fromkeys(
+        (
+            "plan_sha256",
+            "traffic",
+            "timing",
+            "predicted_timing",
+            "predicted_iteration_s",
+        )
+    )
+    return record.model_copy(update={"solver": STOCK_DDP, **unknown})
+
+
+def test_runs_are_held_against_ddp_itself_rather_than_a_plan_of_its_buckets():
+    runs = build.run(OPTIMAL, [0.045] * 3), build.run(THRESHOLD, [0.06] * 3), ddp(0.09)
+    assert said(*runs).startswith(
+        "optimal takes 50.0 % less time than ddp (90.0 ms, me"
+    )
+    assert figures(*runs)["speed-up"] == ("2.00x", "against ddp, measured")
+    assert "no plan is faster than ddp" in said(*runs[:2], ddp(0.04))
 
 
 @pytest.mark.parametrize("optimal_s", [0.0597, 0.06, 0.07])

@@ -1,0 +1,210 @@
+"""The record of a loop that is not comm-plan's: steps, times, bytes, what it told."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import comm_plan
+from comm_plan.errors import InputError
+from comm_plan.plans import LocalSteps, Plan, RunRecord, TopK
+from comm_plan.plans.run import STOCK_DDP
+from comm_plan.report.tables import tables
+from comm_plan.runtime.record import Recorder
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+RANKS, STEPS = 2, 8
+PAUSE_S = 0.3
+
+
+@dataclass
+class Training:
+    """A model with its optimizers, which take turns within each step."""
+
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self.model(torch.ones(4, FEATURES)).square().mean()
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.item()
+
+
+def training(model):
+    return Training(model, [torch.optim.SGD(model.parameters(), 0.01)])
+
+
+def in_own_loop(plan, output=None, ranks=RANKS):
+    """Return the record of each rank's loop."""
+
+    def rank(transport):
+        model = net()
+        engine = comm_plan.parallelize(model, plan, transport=transport)
+        own = training(model)
+        with comm_plan.record(engine, output, name="mine") as run:
+            for _ in range(STEPS):
+                run.loss(own.step())
+            run.evaluated("accuracy", 0.5 + transport.rank)
+        engine.close()
+        return run.record
+
+    return run_ranks(ranks, rank)
+
+
+def test_a_loop_is_recorded_as_a_run_by_the_plan(tmp_path):
+    path, plan = (
+        tmp_path / "run.json",
+        plan_for(net(), RANKS, TopK(density=0.1), "allgather"),
+    )
+    record, other = in_own_loop(plan, path)
+    assert RunRecord.load(path) == record
+    assert record.iterations_s == other.iterations_s
+    assert record.workload == "mine"
+    assert (record.solver, record.plan_sha256) == (plan.solver, plan.sha256)
+    assert (record.steps, len(record.iterations_s)) == (STEPS, STEPS)
+    assert len(record.losses) == STEPS
+    assert record.losses[-1] == record.final_loss < record.losses[0]
+    (found,) = record.evaluations
+    assert (found.metric, found.value, found.step) == ("accuracy", 0.5, STEPS)
+    assert record.traffic.message_nbytes < record.traffic.dense_nbytes
+    assert len(record.timing.buckets) == len(plan.buckets)
+    assert record.seed is None
+
+
+def test_what_ddp_took_is_recorded_too(one_rank_group, tmp_path):
+    model = DistributedDataParallel(net())
+    own = training(model)
+    with comm_plan.record(model, tmp_path / "run-ddp.json") as run:
+        for _ in range(STEPS):
+            own.step()
+    record = RunRecord.load(tmp_path / "run-ddp.json")
+    assert record == run.record
+    assert (record.solver, record.plan_sha256) == (STOCK_DDP, None)
+    assert (record.workload, record.losses) == (type(model.module).__name__, ())
+    assert record.iteration.count == STEPS - 3
+    (table,) = tables(record)
+    assert "averaged by PyTorch DDP on 1 x gloo" in table.columns[1]._cells
+
+
+def test_an_evaluation_is_no_iteration():
+    model = net()
+    engine = comm_plan.parallelize(model, plan_for(model, 1))
+    own = training(model)
+    with comm_plan.record(engine) as run:
+        for _ in range(STEPS):
+            own.step()
+            time.sleep(PAUSE_S / 10)
+            run.evaluated("accuracy", 0.5)
+    engine.close()
+    assert max(run.record.iterations_s) < PAUSE_S / 10
+    assert [found.step for found in run.record.evaluations] == [*range(1, STEPS + 1)]
+
+
+def test_an_iteration_is_all_that_passes_between_two_steps():
+    model = net()
+    engine = comm_plan.parallelize(model, plan_for(model, 1))
+    own = training(model)
+    with comm_plan.record(engine) as run:
+        for step in range(STEPS):
+            if step == 4:
+                time.sleep(PAUSE_S)  # the data, say
+            own.step()
+    engine.close()
+    assert run.record.iterations_s[4] > PAUSE_S
+    assert sorted(run.record.iterations_s)[-2] < PAUSE_S
+
+
+def test_of_several_optimizers_one_ends_the_step_and_others_models_do_not_count():
+    model, another = net(), net()
+    first, *rest = model.parameters()
+    own = training(model)
+    own.optimizers = [torch.optim.SGD([first], 0.01), torch.optim.SGD(rest, 0.01)]
+    engine = comm_plan.parallelize(model, plan_for(model, 1))
+    with comm_plan.record(engine) as run:
+        for _ in range(STEPS):
+            training(another).step()
+            own.step()
+    engine.close()
+    assert len(run.record.iterations_s) == STEPS
+
+
+def test_of_local_steps_an_iteration_is_the_mean_of_a_round():
+    model = net()
+    plan = plan_for(model, 1)
+    content = plan.model_dump(mode="json", by_alias=True)
+    local = LocalSteps(every=4).model_dump(mode="json")
+    plan = Plan.model_validate({**content, "local_steps": local})
+    own = training(model)
+    engine = comm_plan.parallelize(model, plan, optimizer=own.optimizers[0])
+    with comm_plan.record(engine) as run:
+        for _ in range(STEPS):
+            own.step()
+    engine.close()
+    assert len(run.record.iterations_s) == STEPS
+    assert run.record.round_steps == 4
+    dense = run.record.traffic.dense_nbytes
+    assert run.record.traffic.steps_nbytes == (0, 0, 0, dense, 0, 0, 0, dense)
+
+
+def test_of_ranks_that_made_more_steps_the_first_ones_count():
+    def rank(transport):
+        recorder = Recorder(net())
+        for step in range(3 + transport.rank):
+            recorder.add_step(float(step + 10 * transport.rank))
+            recorder.add_loss(float(step))
+        return recorder.record(transport, workload="mine", steps=recorder.steps)
+
+    for record in run_ranks(RANKS, rank):
+        assert record.iterations_s == (5.0, 6.0, 7.0)
+        assert record.losses == (0.0, 1.0, 2.0)
+
+
+def test_a_block_that_fails_writes_nothing_and_leaves_no_hook(tmp_path):
+    model = net()
+    engine = comm_plan.parallelize(model, plan_for(model, 1))
+    own, path = training(model), tmp_path / "run.json"
+    with (
+        pytest.raises(ZeroDivisionError),
+        comm_plan.record(engine, path) as run,
+    ):
+        own.step()
+        own.step()
+        raise ZeroDivisionError
+    assert not path.exists()
+    own.step()
+    assert run._recorder.steps == 2
+    engine.close()
+
+
+def test_a_block_without_training_is_refused():
+    model = net()
+    engine = comm_plan.parallelize(model, plan_for(model, 1))
+    with (
+        pytest.raises(InputError, match="no optimizer has updated the model"),
+        comm_plan.record(engine) as run,
+    ):
+        run.loss(1.0)  # of no step yet
+    engine.close()
+
+
+def test_what_averages_nothing_is_refused():
+    with pytest.raises(InputError, match="Sequential averages no gradients"):
+        comm_plan.record(net())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    model = net()
+    engine = comm_plan.parallelize(
+        model, plan_for(model, 1), transport=LocalTransport()
+    )
+    with pytest.raises(InputError, match="absent"):
+        comm_plan.record(engine, tmp_path / "absent" / "run.json")
+    engine.close()
