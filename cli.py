@@ -118,8 +118,13 @@ def profile(
         ),
     ] = None,
     compressors: Annotated[
-        str, typer.Option(help="Cost them on the device: all, none, or names.")
+        str,
+        typer.Option(
+            help="Cost them on the device: all, none, or names as of solve "
+            "--compressor, comma-separated."
+        ),
     ] = "all",
+    find_unused_parameters: FindUnusedParameters = False,
     from_model: Annotated[
         str | None,
         typer.Option(metavar="WORKLOAD", help="Do not measure: count its operations."),
@@ -141,7 +146,12 @@ def profile(
     if (from_model is None) != (flops_per_s is None):
         raise InputError("--from-model and --flops-per-s go together")
     if workload is None:
-        unmeasured = {"iterations", "compressors", *fields_of(Ranks)}
+        unmeasured = {
+            "iterations",
+            "compressors",
+            "find_unused_parameters",
+            *fields_of(Ranks),
+        }
         refuse_given(context, unmeasured, "it is for profiles that are measured")
         if from_csv is not None:
             no_model = {*fields_of(WorkloadOptions, OptimizerChanges)} - {"batch_size"}
@@ -165,6 +175,7 @@ def profile(
             transport,
             kinds=kinds,
             iterations=iterations,
+            find_unused_parameters=find_unused_parameters,
             progress=progress,
         )
     _finish(measured, output, json)

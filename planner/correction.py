@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from comm_plan.planner.curve import measured
+from comm_plan.plans.compression import spec_class
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
-from comm_plan.plans.profile import CompressionCost, Profile
+from comm_plan.plans.profile import CompressionCost, Profile, SecondMoments
 
 _FREE_S = 1e-12  # a sample is above 0
 
@@ -67,8 +68,24 @@ class Correction:
                 "forward_s": profile.forward_s * self.forward,
                 "waiting_s": max(0.0, waiting_s),
                 "compression": compression,
+                "second_moments": self._second_moments(profile.second_moments),
             }
         )
+
+    def _second_moments(self, known: SecondMoments | None) -> SecondMoments | None:
+        """Return what second moments take, which is part of what was seen of a kind.
+
+        Of several kinds that need them, in the mean.
+        """
+        seen = [
+            factor
+            for kind, factor in self.compression.items()
+            if spec_class(kind).needs_second_moments
+        ]
+        if known is None or known.extra_s is None or not seen:
+            return known
+        slower_s = known.extra_s * sum(seen) / len(seen)
+        return known.model_copy(update={"extra_s": slower_s})
 
     def network(self, network: Network) -> Network:
         """Return ``network`` with collectives as slow as they were."""
@@ -104,6 +121,10 @@ def _cost(cost: CollectiveCost, latency: float, per_byte: float) -> CollectiveCo
     """Return ``cost`` with the start-up of its curve stretched, and all above it."""
     startup_s = measured(cost).startup_s
 
+    def at_no_bytes(alpha_s: float) -> float:
+        """Of a segment that does not begin there it may be less than the start-up."""
+        return max(0.0, latency * startup_s + per_byte * (alpha_s - startup_s))
+
     def seconds(value_s: float) -> float:
         short_s = min(value_s, startup_s)
         return max(_FREE_S, latency * short_s + per_byte * (value_s - short_s))
@@ -122,7 +143,7 @@ def _cost(cost: CollectiveCost, latency: float, per_byte: float) -> CollectiveCo
         segments=tuple(
             Segment(
                 from_nbytes=segment.from_nbytes,
-                alpha_s=seconds(segment.alpha_s),
+                alpha_s=at_no_bytes(segment.alpha_s),
                 beta_s_per_byte=segment.beta_s_per_byte * per_byte,
             )
             for segment in cost.fit.segments

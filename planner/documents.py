@@ -128,7 +128,9 @@ def to_plan(
             local_steps=settings.local_steps,
             evidence=(
                 *evidence.of_local_steps(settings.round_steps),
-                *evidence.of(solution.options),
+                *evidence.of(
+                    solution.options, momentum_correction=settings.momentum_correction
+                ),
             ),
             asked=settings.asked(),
         )

@@ -106,14 +106,25 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
     return min(max_ratio, max(within, default=1.0))
 
 
-def of(options: Iterable[Option]) -> tuple[str, ...]:
-    """Return a sentence on each method that ``options`` leave something out by."""
-    ratios: dict[str, float] = {}
+def of(
+    options: Iterable[Option], *, momentum_correction: bool = False
+) -> tuple[str, ...]:
+    """Return a sentence on each method that ``options`` leave something out by.
+
+    Args:
+        options: of a plan.
+        momentum_correction: whether the plan corrects the momentum of sparse methods.
+    """
+    ratios: dict[tuple[str, bool], float] = {}
     for option in options:
         if not option.compressor.lossless:
             name = method_name(option.compressor, option.collective)
-            ratios[name] = max(option.ratio, ratios.get(name, 1.0))
-    return tuple(rests_on(name, ratio) for name, ratio in ratios.items())
+            key = name, momentum_correction and option.compressor.sparse
+            ratios[key] = max(option.ratio, ratios.get(key, 1.0))
+    return tuple(
+        rests_on(name, ratio, momentum_correction=corrected)
+        for (name, corrected), ratio in ratios.items()
+    )
 
 
 def of_local_steps(steps: int) -> tuple[str, ...]:
@@ -126,11 +137,12 @@ def of_local_steps(steps: int) -> tuple[str, ...]:
     )
 
 
-def rests_on(method: str, ratio: float) -> str:
+def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) -> str:
     """Return in a sentence what is known of ``method`` at ``ratio``.
 
     The gentlest trainings that left out as much, without remedies where there are any;
-    where gentler ones lost accuracy, those too.
+    where gentler ones lost accuracy, those too. Without remedies the optimizer applied
+    the momentum: a plan with ``momentum_correction`` says so.
     """
     known = _known(method)
     covering = [found for found in known if found.ratio * SLACK >= ratio]
@@ -139,7 +151,9 @@ def rests_on(method: str, ratio: float) -> str:
         told = [f"{method} up to {_verdict(nearest)}"]
         lost = [e for e in known if not e.within_noise and e.ratio < nearest.ratio]
         told += [f"at {_verdict(found)}" for found in lost if not found.remedies]
-        return "; but ".join(told)
+        corrected = momentum_correction and not nearest.remedies
+        other = ". Momentum was not corrected there, as it is here" * corrected
+        return "; but ".join(told) + other
     if known:
         most = known[-1]
         told_of = f"at {_times(most.ratio)} {_told(most)}"

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from comm_plan.errors import InputError
 from comm_plan.plans.compression import FLOAT32_NBYTES, PowerSgd, matrix_of
@@ -71,23 +71,30 @@ def is_known(rank: int, tensors: Iterable[TensorTiming]) -> bool:
     )
 
 
-def allocated(rank: int, tensors: Sequence[TensorTiming]) -> PowerSgd:
+def allocated(
+    rank: int, tensors: Sequence[TensorTiming], allowed: Sequence[bool] | None = None
+) -> PowerSgd:
     """Return ranks that send no more than ``rank`` for all; it, if none are better.
 
     Args:
         rank: whose errors are known.
         tensors: of the model.
+        allowed: which of them go this way; None: all. The others have ``rank``.
 
     Raises:
         InputError: the profile does not say what ``rank`` leaves out.
     """
-    if not is_known(rank, tensors):
+    sent = [True] * len(tensors) if allowed is None else allowed
+    if not is_known(rank, compress(tensors, sent)):
         raise InputError(
             f"bytes_of {rank}: the profile does not say what rank {rank} leaves out: "
             f"give one of {', '.join(map(str, RANKS))}, and profile with powersgd "
             "among --compressors"
         )
-    every = [_choices(tensor, rank) for tensor in tensors]
+    every = [
+        _choices(tensor, rank) if is_sent else [Choice(rank, 0.0, 0.0)]
+        for tensor, is_sent in zip(tensors, sent, strict=True)
+    ]
     uniform = [_of_rank(choices, rank) for choices in every]
     chosen = least_error(every, nbytes(uniform))
     if (error(chosen), nbytes(chosen)) >= (error(uniform), nbytes(uniform)):

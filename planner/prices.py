@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -195,6 +195,8 @@ class Prices:
                 "compressor or batch size"
             )
         coded = COLLECTIVES[collective].coded(self.world_size)
+        own = coded.encoded * spec.share_encoded(self.world_size)
+        coded = replace(coded, encoded=own)
         compress, codec = self._device_seconds(spec, coded)
         codec = codec + self._summing_s(spec, collective)
         if spec.lossless and self.world_size == 1:  # one rank sends nothing
@@ -219,7 +221,8 @@ class Prices:
         """
         tensors = self.profile.tensors
         if isinstance(spec, PowerSgd) and spec.bytes_of is not None:
-            spec = low_rank.allocated(spec.bytes_of, tensors)
+            allowed = [self._allowed(spec, tensor) for tensor in tensors]
+            spec = low_rank.allocated(spec.bytes_of, tensors, allowed)
         shapes = [tensor.shape for tensor in tensors]
         return self.option(spec.fitted(shapes), collective)
 

@@ -37,7 +37,8 @@ def remarks(
             "measurements scatter, much the same for all plans; tune tries them"
         )
     yield from evidence.of_local_steps(problem.settings.round_steps)
-    for known in evidence.of(solution.options):
+    corrected = problem.settings.momentum_correction
+    for known in evidence.of(solution.options, momentum_correction=corrected):
         yield f"accuracy: {known}"
 
 

@@ -44,6 +44,15 @@ class Curve(Value):
     seconds: tuple[Seconds, ...]
     losses: tuple[float, ...]
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(self.seconds) != len(self.losses):
+            raise ValueError(
+                f"{len(self.seconds)} seconds and {len(self.losses)} losses: give as "
+                "many"
+            )
+        return self
+
 
 class Trial(Value):
     """One plan, tried on the user's own model.

@@ -7,8 +7,9 @@ the workload's own iterations run under an engine of one rank, in which one buck
 all gradients that a method takes and nothing travels, in turn with iterations in which
 it rests, right before and right after, as a machine is now faster and now slower for
 seconds. The ranks meet at the end of each backward, as in training: those that share a
-host pass over its memory at the same time, and wait for each other. Sums are looked
-through for inf and NaN, as ``train`` and ``tune`` do. What iterations take longer, less
+host pass over its memory at the same time, and wait for each other. As ``train`` and
+``tune`` do, the engine looks sums through for inf and NaN, and hands out parts of
+buckets as gradients. What iterations take longer, less
 what the communication thread adds after backward, over the sum of ``compress_s`` of all
 tensors, is a factor on ``compress_s``; what that thread takes, over the sum of
 ``encode_s`` and ``decompress_s``, one on those. Whole iterations are compared, for a
@@ -82,6 +83,8 @@ def in_place(
     profile: Profile,
     transport: Transport,
     progress: PassProgress | None = None,
+    *,
+    find_unused_parameters: bool = False,
 ) -> Costs:
     """Return the ``compression`` of ``profile`` as it is within the training.
 
@@ -92,6 +95,10 @@ def in_place(
         profile: with the costs of compressors on their own.
         transport: the ranks, which all compress at once.
         progress: called with the number of turns done and of all.
+        find_unused_parameters: as it will be trained; gradients are copied then.
+
+    Raises:
+        RunError: a parameter got no gradient without ``find_unused_parameters``.
     """
     costs = dict(profile.compression)
     middles = {
@@ -103,7 +110,7 @@ def in_place(
     plans = _plans(profile, middles, can_be_corrected(optimizer))
     if not plans:
         return costs
-    own = _seen(workload, plans, transport, progress)
+    own = _seen(workload, plans, transport, progress, find_unused_parameters)
     mean = np.mean(transport.gather_objects(own), axis=0).tolist()
     by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
@@ -235,10 +242,12 @@ def _seen(
     plans: Plans,
     ranks: Transport,
     progress: PassProgress | None,
+    find_unused_parameters: bool,
 ) -> list[Seen]:
     """Return what is seen by each plan."""
     trial = Trial(workload, ranks, Rendezvous(ranks, workload.model).meet)
-    training = _Training(trial, workload.model, ranks, _how_many(trial, ranks))
+    block = _how_many(trial, ranks)
+    training = _Training(trial, workload.model, ranks, block, find_unused_parameters)
 
     def turn(done: int) -> list[Seen]:
         seen = training.turn(plans)
@@ -259,12 +268,14 @@ class _Training:
         model: what they train.
         ranks: the ranks, which run them together.
         block: how many follow one another.
+        find_unused_parameters: parameters may get no gradient.
     """
 
     trial: Trial
     model: nn.Module
     ranks: Transport
     block: int
+    find_unused_parameters: bool
 
     def turn(self, plans: Plans) -> list[Seen]:
         """Return what is seen by each plan, beside rests right before and after it."""
@@ -310,7 +321,8 @@ class _Training:
             model,
             plan,
             LocalTransport(self.ranks.device),
-            find_unused_parameters=True,
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=True,
             on_nonfinite="skip",
             optimizer=self.trial.optimizer,
         )

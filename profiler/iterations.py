@@ -97,6 +97,11 @@ class Iterations:
         """What an iteration takes beyond its parts, in the median window."""
         return float(np.median([each.waiting_s for each in self.windows]))
 
+    @property
+    def some_were_unused(self) -> bool:
+        """Whether any parameter got no gradient in any iteration, on any rank."""
+        return any(np.isnan(timings.ready_s).any() for timings in self.of_ranks)
+
     def window(self) -> None:
         """Time the next of the windows."""
         of_ranks = self._run(self._share)

@@ -51,6 +51,7 @@ def measure(
     kinds: Sequence[str] = (),
     iterations: int | None = None,
     warmup: int = 5,
+    find_unused_parameters: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
     """Return the profile of ``workload``, which this trains.
@@ -63,12 +64,16 @@ def measure(
         iterations: how many to measure, 20 or more; None: 40, and of short ones as
             many more as there is time for, 200 at most.
         warmup: how many to run before.
+        find_unused_parameters: parameters may get no gradient, though all get one in
+            the first iterations.
         progress: called with what is done, of how much, and what is going on.
 
     Raises:
         InputError: too few iterations, no such device or compressor, or a model without
             trainable parameters or with a dtype that cannot be sent.
         MismatchError: the ranks have different models.
+        RunError: a parameter got no gradient in a late iteration, for the first time,
+            without ``find_unused_parameters``.
     """
     if iterations is not None and iterations < MIN_ITERATIONS:
         raise InputError(
@@ -101,7 +106,13 @@ def measure(
     timed.window()
     so_far = with_findings(_assembled(workload, timed, lag_s), found)
     so_far = so_far.model_copy(update={"compression": costs})
-    costs = in_place(workload, so_far, ranks, watch("compressors in place"))
+    costs = in_place(
+        workload,
+        so_far,
+        ranks,
+        watch("compressors in place"),
+        find_unused_parameters=find_unused_parameters or timed.some_were_unused,
+    )
     timed.window()
     profile = with_findings(_assembled(workload, timed, lag_s), found)
     profile = profile.model_copy(update={"contention": beside, "compression": costs})

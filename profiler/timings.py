@@ -21,10 +21,10 @@ from torch import nn
 from comm_plan.plans.parameters import trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
-from comm_plan.runtime.modes import training
 from comm_plan.runtime.second_moments.choice import survey
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import endless
+from comm_plan.workloads.modes import training
 
 SecondsArray = npt.NDArray[np.float64]
 PassProgress = Callable[[int, int], None]

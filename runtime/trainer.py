@@ -28,7 +28,6 @@ from comm_plan.runtime.checkpoint import Checkpoints, Position
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
-from comm_plan.runtime.modes import evaluating, training
 from comm_plan.runtime.record import EngineRecorder
 from comm_plan.runtime.refusals import check_seed
 from comm_plan.runtime.second_moments.choice import estimator, micro_batches
@@ -36,6 +35,7 @@ from comm_plan.runtime.step import OnNonFinite
 from comm_plan.transports.base import Transport
 from comm_plan.transports.progress import Progress
 from comm_plan.workloads.base import Workload
+from comm_plan.workloads.modes import evaluating, training
 from comm_plan.workloads.seeding import seed_all
 
 logger = logging.getLogger("comm_plan")

@@ -237,7 +237,10 @@ def _posed(
             )
             continue
         if spec.ratio > settings.ratio_limit(method_name) * evidence.SLACK:
-            known = evidence.rests_on(method_name, spec.ratio)
+            corrected = settings.momentum_correction and spec.sparse
+            known = evidence.rests_on(
+                method_name, spec.ratio, momentum_correction=corrected
+            )
             missing[name] = f"its accuracy is not known to be that of dense: {known}"
             continue
         forced = replace(settings, compressor=method_name)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class Halving:
         baseline: the plan that is in every round.
         measure: runs one.
         left_s: returns the seconds that are left, the same on all ranks.
+        round_steps: of how many iterations whole rounds are made, by the plans that
+            have local steps; :attr:`measure` rounds up to them.
 
     Attributes:
         complete: whether all rounds were done as wished.
@@ -58,12 +61,14 @@ class Halving:
         baseline: str,
         measure: Measure,
         left_s: Callable[[], float],
+        round_steps: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        self._round_steps = round_steps
         self._expected_s = expected_s
         self._ratios: dict[str, float] = {}
         self._iteration_s = dict(expected_s)
         self._overhead_s = {
-            name: START_S + warm_up_of(seconds) * seconds
+            name: START_S + self._whole(name, warm_up_of(seconds)) * seconds
             for name, seconds in expected_s.items()
         }
         self._baseline = baseline
@@ -126,7 +131,13 @@ class Halving:
         return {self._baseline: min(each, max(FEWEST // 2, in_its_time)), **turn}
 
     def _needed_s(self, name: str, iterations: int) -> float:
-        return self._overhead_s[name] + iterations * self._iteration_s[name]
+        whole = self._whole(name, iterations)
+        return self._overhead_s[name] + whole * self._iteration_s[name]
+
+    def _whole(self, name: str, iterations: int) -> int:
+        """Return how many iterations of a plan are run for so many."""
+        every = self._round_steps.get(name, 1)
+        return -(-iterations // every) * every
 
     def _round(self, turn: Mapping[str, int], turns: int) -> dict[str, Round]:
         """Return what was measured; no turn is begun that would not fit any more.

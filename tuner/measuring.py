@@ -31,12 +31,18 @@ NETWORK_LIMIT = 0.3
 
 
 def profiled(
-    workload: Workload, transport: Transport, budget_s: float, progress: Progress
+    workload: Workload,
+    transport: Transport,
+    budget_s: float,
+    progress: Progress,
+    *,
+    find_unused_parameters: bool = False,
 ) -> Profile:
     """Return the profile of ``workload``, equal on all ranks.
 
     Raises:
         InputError: the budget does not suffice for it.
+        RunError: as by :func:`~comm_plan.profiler.measure`.
     """
     started_s = time.perf_counter()
 
@@ -63,6 +69,7 @@ def profiled(
         transport,
         kinds=tuple(KINDS),
         iterations=MIN_ITERATIONS,
+        find_unused_parameters=find_unused_parameters,
         progress=watch,
     )
 

@@ -80,7 +80,7 @@ class Session:
     """The trials of one tuning; every rank makes the same calls.
 
     Args:
-        workload: its model is left as it was.
+        workload: its model is left as it was, on the transport's device.
         transport: the ranks.
         options: how to tune.
         profile: what the plans were computed from.
@@ -134,7 +134,13 @@ class Session:
 
     def _by_time(self) -> Iterator[None]:
         """Yield after each round of trials."""
-        halving = Halving(self._expected_s, self._baseline, self._measure, self._left_s)
+        halving = Halving(
+            self._expected_s,
+            self._baseline,
+            self._measure,
+            self._left_s,
+            {name: plan.round_steps for name, plan in self._plans.items()},
+        )
         by_time = self._options.objective == "time"
         for results in halving.rounds(ROUNDS if by_time else ROUNDS_BY_LOSS):
             for name, result in results.items():

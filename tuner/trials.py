@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
-from comm_plan.runtime.modes import training
 from comm_plan.runtime.second_moments.choice import (
     EXACT,
     estimator,
@@ -34,6 +33,7 @@ from comm_plan.runtime.step import OnNonFinite
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
+from comm_plan.workloads.modes import kept, training
 
 WARM_UP = 2
 """First iterations of a block, which are not counted: allocations, first touches."""
@@ -103,7 +103,7 @@ class Trials:
         self._seed = seed
         self._find_unused_parameters = find_unused_parameters
         self._on_nonfinite: OnNonFinite = on_nonfinite
-        self._model = training(workload.model.to(transport.device))
+        self._model = workload.model.to(transport.device)
         self._parts: int | None = None
 
     def run(
@@ -140,38 +140,34 @@ class Trials:
         ranks, model = self._transport, self._model
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
         optimizer = self._workload.optimizer(model.parameters())
-        parts = self._micro_batches(plan, chosen)
-        with (
-            self._restored(),
-            closing(
-                Engine(
-                    model,
-                    plan,
-                    ranks,
-                    seed=chosen,
-                    on_nonfinite=self._on_nonfinite,
-                    find_unused_parameters=self._find_unused_parameters,
-                    gradient_as_bucket_view=True,
-                    optimizer=optimizer,
-                    second_moments=estimator(model, parts),
-                )
-            ) as engine,
-        ):
-            for batch in itertools.islice(batches, warm_up + iterations):
-                step = iterate(
-                    self._workload.loss,
-                    model,
-                    optimizer,
-                    batch,
-                    micro_batches=parts,
-                    no_sync=engine.no_sync,
-                )
-                rows.append(step)
-                # Moments of local steps are a round's, and again in each of its steps.
-                moments = engine.last_moments if every == 1 else None
-                if moments is not None and (times := moments.seconds()) is not None:
-                    reached.append(times)
-                done(len(rows), warm_up + iterations)
+        with self._restored():
+            parts = self._micro_batches(plan, chosen)
+            with Engine(
+                model,
+                plan,
+                ranks,
+                seed=chosen,
+                on_nonfinite=self._on_nonfinite,
+                find_unused_parameters=self._find_unused_parameters,
+                gradient_as_bucket_view=True,
+                optimizer=optimizer,
+                second_moments=estimator(model, parts),
+            ) as engine:
+                for batch in itertools.islice(batches, warm_up + iterations):
+                    step = iterate(
+                        self._workload.loss,
+                        model,
+                        optimizer,
+                        batch,
+                        micro_batches=parts,
+                        no_sync=engine.no_sync,
+                    )
+                    rows.append(step)
+                    # Those of local steps are a round's, and again in each step.
+                    moments = engine.last_moments if every == 1 else None
+                    if moments is not None and (times := moments.seconds()) is not None:
+                        reached.append(times)
+                    done(len(rows), warm_up + iterations)
         of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
         seconds = seconds.reshape(-1, every).mean(axis=1).repeat(every)
@@ -200,17 +196,20 @@ class Trials:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        """Put parameters, buffers, gradients and random numbers back afterwards.
+        """Train; put all that this changes of model and process back afterwards.
+
+        Parameters, buffers, gradients, which modules train, and random numbers.
 
         Modules may hold other tensors as buffers by then: they get their own back.
         """
         buffers = [(module, dict(module._buffers)) for module in self._model.modules()]
         tensors = [*self._model.parameters(), *self._model.buffers()]
-        kept = [tensor.detach().clone() for tensor in tensors]
+        values = [tensor.detach().clone() for tensor in tensors]
         gradients = [parameter.grad for parameter in self._model.parameters()]
         for parameter in self._model.parameters():
             parameter.grad = None
-        with randomness.kept():
+        with randomness.kept(), kept(self._model):
+            training(self._model)
             try:
                 yield
             finally:
@@ -218,7 +217,7 @@ class Trials:
                     module._buffers.clear()
                     module._buffers.update(own)
                 with torch.no_grad():
-                    for tensor, value in zip(tensors, kept, strict=True):
+                    for tensor, value in zip(tensors, values, strict=True):
                         tensor.copy_(value)
                 pairs = zip(self._model.parameters(), gradients, strict=True)
                 for parameter, gradient in pairs:

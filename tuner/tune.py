@@ -35,7 +35,7 @@ def tune(
     """Find the plan to train ``workload`` by on these ranks; every rank calls this.
 
     Args:
-        workload: its model is left as it was.
+        workload: its model is left as it was, on the transport's device.
         transport: the ranks.
         options: how.
         save: called on rank 0 with the best so far, after each round, and after each
@@ -135,4 +135,10 @@ def _profiled(workload: Workload, transport: Transport, options: Options) -> Pro
     """
     apart = replace(workload, model=deepcopy(workload.model))
     with randomness.kept():
-        return profiled(apart, transport, options.budget_s, options.progress)
+        return profiled(
+            apart,
+            transport,
+            options.budget_s,
+            options.progress,
+            find_unused_parameters=options.find_unused_parameters,
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Batches, Evaluate, no_evaluation
+from comm_plan.workloads.modes import evaluating
 
 RANDOM_BATCHES = 50
 """Batches in an epoch of random data."""
@@ -97,18 +97,6 @@ def random_images(
     return batches
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode without gradients, then back as it was."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Return where the model's parameters are."""
     return next(model.parameters()).device
@@ -130,7 +118,7 @@ def mean_loss(model: nn.Module, windows: torch.Tensor, batch_size: int) -> float
         batch_size: how many of them to judge at once.
     """
     total = 0.0
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         for rows in windows.split(batch_size):
             loss = cross_entropy(model, (rows[:, :-1], rows[:, 1:]))
             total += loss.item() * len(rows)

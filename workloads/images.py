@@ -22,12 +22,12 @@ from comm_plan.workloads.data import (
     Source,
     cross_entropy,
     device_of,
-    evaluating,
     random_images,
     random_stream,
     shard_indices,
 )
 from comm_plan.workloads.files import CLASSES, Labelled
+from comm_plan.workloads.modes import evaluating
 
 EVALUATION_BATCH = 500
 FIRST_STREAM = 500_000
@@ -124,7 +124,7 @@ def labelled(
 
     def evaluate(model: nn.Module) -> tuple[str, float]:
         right = 0
-        with evaluating(model):
+        with evaluating(model), torch.no_grad():
             for rows in torch.arange(len(held_out)).split(EVALUATION_BATCH):
                 images = crop.middle(scale(held_out.images[rows]))
                 guess = model(images.to(device_of(model))).argmax(1).cpu()

@@ -16,7 +16,7 @@ from comm_plan.plans.compression.spec import (
 MULTIPLE = 32
 """The levels of so many elements fill whole words, whatever their bits."""
 
-GroupNumel = Annotated[int, Field(gt=0, multiple_of=MULTIPLE)]
+GroupNumel = Annotated[int, Field(gt=0, le=2**24, multiple_of=MULTIPLE)]
 
 
 class Grouped(EveryElement):

@@ -26,7 +26,7 @@ RANKS = (1, 2, 4, 8, 16)
 REFERENCE_WIDTH = 512
 """The ratio of a rank is that of a square matrix so wide: layers differ."""
 
-Rank = Annotated[int, Field(ge=1)]
+Rank = Annotated[int, Field(ge=1, le=2**20)]
 
 
 @dataclass(frozen=True)

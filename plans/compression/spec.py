@@ -180,6 +180,10 @@ class Spec(Value):
     agreed_nbytes: ClassVar[int]
     """Bytes per tensor that an all-reduce shares before the message."""
 
+    def share_encoded(self, world_size: int) -> float:
+        """Return how much of what one rank alone encodes each of so many does."""
+        return 1.0
+
     @classmethod
     @abstractmethod
     def example(cls) -> Self:

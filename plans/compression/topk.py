@@ -172,6 +172,10 @@ class PartitionTopK(_LargestOfBucket):
     implementation = "partition_topk:PartitionTopKCompressor"
     by_default = ()  # loses accuracy where ranks hold different data
 
+    def share_encoded(self, world_size: int) -> float:
+        """Return a rank's own part, which is all that it looks through."""
+        return 1 / world_size
+
     def message_nbytes(self, numels: Sequence[int], collective: str) -> int:
         """Return k float32 values."""
         return FLOAT32_NBYTES * selected(sum(numels), self.density)

@@ -155,7 +155,7 @@ def _learning(judged: Sequence[Trial]) -> Block:
         "training loss over seconds of training",
         linear("seconds of training", (p.x for p in points), units.round_seconds),
         linear(
-            "mean loss over a tenth of the run",
+            "mean loss over a tenth of the dense plan's iterations",
             (p.y for p in points),
             "{:.4g}".format,
         ),
@@ -166,7 +166,7 @@ def _learning(judged: Sequence[Trial]) -> Block:
 
 def _points(trial: Trial, curve: Curve) -> Iterator[Point]:
     name = _training(trial, curve)
-    for time_s, loss in zip(curve.seconds, curve.losses, strict=False):
+    for time_s, loss in zip(curve.seconds, curve.losses, strict=True):
         if _is_finite(loss):
             tip = f"{name}\n{loss:.4g} after {units.seconds(time_s)}"
             yield Point(time_s, loss, tip)

@@ -1,14 +1,18 @@
 """Corrected costs predict what was measured."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.planner.correction import Correction
+from comm_plan.planner.collective_cost import collective_curve
+from comm_plan.planner.correction import Correction, stretched
 from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
-from comm_plan.plans import BucketTiming, Timing
+from comm_plan.plans import BucketTiming, Network, Timing
+from comm_plan.plans.profile import SecondMoments
 from comm_plan.tests.support import documents
 
 FACTORS = st.floats(0.1, 10.0)
@@ -128,6 +132,31 @@ def compressing(backward=1.0, **slower):
         for kind, of_kind in documents.compression(**COSTS).items()
     }
     return model(backward).model_copy(update={"compression": costs})
+
+
+def test_what_second_moments_take_is_corrected_with_the_method_that_needs_them():
+    """They are part of what was seen of it."""
+    moments = SecondMoments(extra_s=0.08)
+    before = model().model_copy(
+        update={
+            "compression": documents.compression(vgc=(5e-3, 1e-9), topk=(5e-3, 1e-9)),
+            "second_moments": moments,
+        }
+    )
+    change = Correction(1.0, 1.0, 1.0, 1.0, (1.0,) * 3, {"vgc": 2.0, "topk": 3.0})
+    after = change.profile(before)
+    assert after.second_moments.extra_s == pytest.approx(0.16)
+    others = replace(change, compression={"topk": 3.0}).profile(before)
+    assert others.second_moments == moments
+
+
+def test_a_segment_that_begins_below_the_startup_is_stretched_from_there():
+    segments = documents.fit((0, 1e-3, 1e-9), (10**6, 5e-4, 1.5e-9))
+    before = Network(backend="gloo", world_size=2, collectives={"allreduce": segments})
+    for latency, per_byte, expected_s in ((1, 2, 6.0e-3), (10, 1, 12.5e-3)):
+        after = stretched(before, latency, per_byte)
+        curve = collective_curve(after, "allreduce", 2)
+        assert float(curve(2 * 10**6)) == pytest.approx(expected_s)
 
 
 TIMES = st.floats(0.5, 2.0)

@@ -89,6 +89,16 @@ def test_a_sentence_says_what_it_rests_on(known):
     assert rests_on("strom", 9.0) == "strom: its accuracy was not measured"
 
 
+def test_a_plan_that_corrects_momentum_says_that_the_evidence_does_not(known, build):
+    other = "Momentum was not corrected there, as it is here"
+    assert rests_on("topk", 15.0, momentum_correction=True).endswith(other)
+    assert other not in rests_on("spardl", 9.0, momentum_correction=True)  # remedies
+    for corrected in (False, True):
+        problem = slow(build, momentum_correction=corrected)
+        (sentence,) = solve(problem, "auto").evidence
+        assert (other in sentence) == corrected
+
+
 def slow(build, **settings):
     """Return a problem in which compression pays."""
     profile = build.profile(

@@ -77,6 +77,14 @@ def test_what_is_saved_where_it_is_not_needed_is_spent_where_it_is():
     assert found.rank == (1, 1, 8)
 
 
+def test_what_stays_dense_saves_nothing_for_others():
+    found = allocated(4, [EASY, EASY, HARD], [False, False, True])
+    assert found == PowerSgd(rank=4)
+    unknown = tensor("unknown", (256, 256))
+    found = allocated(4, [EASY, unknown, HARD], [True, False, True])
+    assert found.rank == (1, 4, 4)
+
+
 @pytest.mark.parametrize("tensors", [[HARD, HARD], [BIAS]])
 def test_one_rank_for_all_stays_where_it_is_best(tensors):
     assert allocated(4, tensors) == PowerSgd(rank=4)

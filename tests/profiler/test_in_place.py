@@ -90,7 +90,7 @@ def test_what_momentum_takes_longer_is_shared_out_by_elements(digits, monkeypatc
     workload, profile = digits
     later_s, spared_s = 0.75, 0.25
 
-    def seen(workload, plans, ranks, progress):
+    def seen(workload, plans, *_):
         return [
             (DELAY_S + later_s * plan.momentum_correction,
              THREAD_S,
@@ -111,7 +111,7 @@ def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
     workload, profile = digits
     given = []
 
-    def seen(workload, plans, ranks, progress):
+    def seen(workload, plans, *_):
         given.extend(plans.values())
         return [(0.0, 0.0, 0.0) for _ in plans]
 
@@ -153,6 +153,41 @@ def bag(*parts):
         "bag",
         (model, [(batch, torch.zeros(8))] * 4, lambda out, _: out.square().mean()),
     )
+
+
+class Sometimes(nn.Module):
+    """A layer that only every third forward uses, between two that all use."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.forwards = 0
+
+    def forward(self, x):
+        self.forwards += 1
+        first, seldom, last = self.layers
+        x = first(x)
+        return last(x if self.forwards % 3 else seldom(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "unused"),
+    [(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), False), (Sometimes(), True)],
+)
+def test_gradients_are_parts_of_buckets_as_in_training(model, unused, monkeypatch):
+    """But where parameters may get none, as there."""
+    options = []
+
+    class Watched(Engine):
+        def __init__(self, *arguments, **given):
+            super().__init__(*arguments, **given)
+            options.append((self._share, given["find_unused_parameters"]))
+
+    monkeypatch.setattr(module, "Engine", Watched)
+    batches = [(torch.ones(8, 4), torch.zeros(8))] * 4
+    training = from_parts("it", (model, batches, lambda out, _: out.square().mean()))
+    measure(training, iterations=20, kinds=("dense",))
+    assert set(options) == {(not unused, unused)}
 
 
 @pytest.mark.parametrize("dense_too", [False, True])
@@ -213,7 +248,7 @@ def seen(training, profile):
     costs = profile.compression
     middles = {kind: module._middle(costs[kind]) for kind in costs}
     plans = module._plans(profile, middles, corrected=False)
-    return module._seen(training, plans, LocalTransport(), None)
+    return module._seen(training, plans, LocalTransport(), None, False)
 
 
 def test_of_several_buckets_only_the_methods_own_counts(watched):

@@ -230,7 +230,7 @@ def test_a_training_that_diverged_hides_no_other():
     assert "auto, seed 0\n1.5 after 2.00 s" in found.tips()
     assert not [tip for tip in found.tips() if tip.startswith("auto, seed 1\n1.797e")]
     assert "Diverged: auto, seed 1." in found.text
-    assert "mean loss over a tenth of the run" in found.text
+    assert "mean loss over a tenth of the dense plan's iterations" in found.text
     assert "inf" not in found.text.split()
 
 

@@ -16,14 +16,17 @@ BASE = "base"
 class Machine:
     """Plans that take a fixed time, and a clock that they move."""
 
-    def __init__(self, seconds, budget_s=1e9):
+    def __init__(self, seconds, budget_s=1e9, every=None):
         self.seconds = seconds
+        self.every = every or {}
         self.left = budget_s
         self.order = []
 
     def measure(self, name, iterations):
         self.order.append(name)
-        overhead_s = WARM_UP * self.seconds[name]
+        every = self.every.get(name, 1)
+        warm_up, iterations = (-(-n // every) * every for n in (WARM_UP, iterations))
+        overhead_s = warm_up * self.seconds[name]
         self.left -= overhead_s + iterations * self.seconds[name]
         return Block(
             seconds=np.full(iterations, self.seconds[name]),
@@ -38,6 +41,7 @@ class Machine:
             BASE,
             self.measure,
             lambda: self.left,
+            self.every,
         )
         return list(halving.rounds()), halving.complete
 
@@ -90,6 +94,16 @@ def test_no_block_begins_that_would_not_end_in_time(budget_s, times):
     seconds = {BASE: times[0]} | {f"p{i}": t for i, t in enumerate(times[1:])}
     machine = Machine(seconds, budget_s)
     machine.run(predicted=seconds)
+    assert machine.left >= -1e-9
+
+
+@given(st.floats(1.0, 300.0), st.integers(2, 500), st.floats(0.1, 10.0))
+def test_no_whole_round_of_local_steps_begins_that_would_not_end_in_time(
+    budget_s, every, seconds
+):
+    taken = {BASE: 1.0, "local": seconds}
+    machine = Machine(taken, budget_s, every={"local": every})
+    machine.run(predicted=taken)
     assert machine.left >= -1e-9
 
 

@@ -12,11 +12,12 @@ from comm_plan.workloads import WORKLOADS, Workload, load
 from comm_plan.workloads.alexnet import AlexNet
 from comm_plan.workloads.char_lm import CharGpt, source_text
 from comm_plan.workloads.cifarnet import CifarNet
-from comm_plan.workloads.data import evaluating, random_images, shard_indices
+from comm_plan.workloads.data import random_images, shard_indices
 from comm_plan.workloads.googlenet import GoogLeNet
 from comm_plan.workloads.inception import InceptionV4
 from comm_plan.workloads.lenet import LeNet
 from comm_plan.workloads.lstm import LstmLanguageModel, random_tokens
+from comm_plan.workloads.modes import evaluating
 from comm_plan.workloads.resnet import ResNet20, ResNet50
 from comm_plan.workloads.vgg import Vgg16, Vgg16Cifar, Vgg16Dropout
 
@@ -212,12 +213,12 @@ def test_source_text_follows_the_names_and_stops_where_told(tmp_path):
         source_text(tmp_path, 13)
 
 
-def test_evaluating_restores_the_models_mode():
-    model = torch.nn.Dropout().train()
+def test_evaluating_restores_the_mode_of_every_module():
+    frozen, model = torch.nn.BatchNorm1d(2).eval(), torch.nn.Sequential()
+    model.append(frozen).append(torch.nn.Dropout())
     with evaluating(model):
-        assert not model.training
-        assert not torch.is_grad_enabled()
-    assert model.training
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, False, True]
 
 
 def test_a_workload_without_samples_is_refused():

@@ -18,12 +18,19 @@ def training(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all of ``model`` into evaluation mode for the length of the block."""
+def kept(model: nn.Module) -> Iterator[None]:
+    """Let every module of ``model`` train after the block if it did before."""
     before = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:
         for module, trains in before:
             module.training = trains
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all of ``model`` into evaluation mode for the length of the block."""
+    with kept(model):
+        model.eval()
+        yield
