@@ -27,6 +27,7 @@ from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.refusals import check_every_step
 from comm_plan.runtime.state import EngineState
 
 
@@ -45,11 +46,13 @@ def use_plan(
 
     Raises:
         DocumentError: a plan cannot be read.
-        InputError: no plan was given.
+        InputError: no plan was given, or one has local steps.
     """
     if not plans:
         raise InputError("no plan is given: name one for each model")
     loaded = [as_plan(plan) for plan in plans]
+    for plan in loaded:
+        check_every_step(plan, "Accelerate")
     engines: dict[nn.Module, Engine] = {}
     prepare, pause = accelerator.prepare_model, accelerator.no_sync
 

@@ -14,16 +14,18 @@ are saved after ``fit``, and with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
+from comm_plan.errors import InputError
 from comm_plan.plans import Plan, as_plan
 from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.refusals import check_every_step
 from comm_plan.runtime.state import EngineState, gathered, on_cpu
 from comm_plan.transports.connect import current_transport
 
@@ -56,11 +58,22 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         self._left: EngineState | None = None
 
     def configure_ddp(self) -> None:
-        """Make the module train by the plan, in place of wrapping it."""
+        """Make the module train by the plan, in place of wrapping it.
+
+        Raises:
+            InputError: the plan has local steps, or corrects momentum.
+        """
         assert self.model is not None  # it is being set up
+        plan = as_plan(self._plan)
+        check_every_step(plan, "Lightning")
+        if plan.momentum_correction:
+            raise InputError(
+                "the plan corrects momentum, and Lightning makes the optimizer later: "
+                "solve without --momentum-correction"
+            )
         scaler = getattr(self.precision_plugin, "scaler", None)
         self.engine = parallelize(
-            self.model, self._plan, **{"grad_scaler": scaler, **self._options}
+            self.model, plan, **{"grad_scaler": scaler, **self._options}
         )
         if self._restored is not None:
             self.engine.load_state_dict(self._restored)
@@ -102,9 +115,10 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
         Its own are kept for a checkpoint after ``fit``.
         """
         self._restored = None
-        if self.engine is not None:
-            state = self.engine.state_dict()
-            self._left = {**state, "ranks": on_cpu(state["ranks"])}
-            self.engine.close()
-            self.engine = None
-        super().teardown()
+        with ExitStack() as left:
+            left.callback(super().teardown)
+            if self.engine is not None:
+                left.callback(self.engine.close)
+                state = self.engine.state_dict()
+                self._left = {**state, "ranks": on_cpu(state["ranks"])}
+                self.engine = None

@@ -55,8 +55,8 @@ def use_plan(
 
     Raises:
         DocumentError: the plan cannot be read.
-        InputError: by ``trainer.train()``: the trainer has made another Accelerator, as
-            for each trial of ``hyperparameter_search``.
+        InputError: it has local steps; by ``trainer.train()``: the trainer has made
+            another Accelerator, as for each trial of ``hyperparameter_search``.
     """
     prepared = trainer.accelerator
     engines = accelerate.use_plan(prepared, plan, **options)

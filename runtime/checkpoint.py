@@ -39,7 +39,7 @@ from comm_plan.errors import InputError, OutputError, one_line
 from comm_plan.plans.files import make_folder
 from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.state import EngineState
+from comm_plan.runtime.state import EngineState, on_cpu
 from comm_plan.transports.base import Transport
 
 COMMON = ("settings", "asked", "progress", "model", "optimizer")
@@ -270,7 +270,8 @@ class Checkpoints:
         Raises:
             InputError: files are lost.
         """
-        states = [content["engine"] for content in contents.values()]
+        own: list[EngineState] = [content["engine"] for content in contents.values()]
+        states = [{**state, "ranks": on_cpu(state["ranks"])} for state in own]
         every_rank = self._transport.gather_objects(states)
         found: list[EngineState] = [state for states in every_rank for state in states]
         written_by = found[0]["world_size"]

@@ -39,6 +39,7 @@ right, but nothing overlaps; :func:`comm_plan.compile_blocks` compiles block by 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -188,6 +189,7 @@ class Engine(Joinable):
         self._forward_failed = False
         self._share = gradient_as_bucket_view and not find_unused_parameters
         self._stepped_since_update = False
+        self._warned = False
         self._density_floor = 0.0
         self._seed = seed
         self._given_moments = second_moments
@@ -220,6 +222,7 @@ class Engine(Joinable):
             align_tensors(self._transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
         claim(self)
+        self._freed = _freed_with(self, self._transport, channel)
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -426,6 +429,7 @@ class Engine(Joinable):
                 "models differ: call engine.synchronise() after the last step"
             )
         release(self)
+        self._freed.detach()
         self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
@@ -627,9 +631,26 @@ class Engine(Joinable):
         """Do what has to be done before the first gradient of a step."""
         self._settle_momentum()
         self._follow_scale()
+        if self._stepped_since_update:
+            self._warn_of_dropped_means()
         if not self._current.forward_pending:
             Join.notify_join_context(self)
         self._current.forward_pending = True
+
+    def _warn_of_dropped_means(self) -> None:
+        """Say once that what a loop has thrown away comes back out of residuals."""
+        remembers = any(bucket.compressor.state for bucket in self.buckets)
+        if self._warned or not remembers:
+            return
+        if all(parameter.grad is None for parameter in self.model.parameters()):
+            self._warned = True
+            logger.warning(
+                "step %d: no optimizer has taken the means of the step before; what a "
+                "compressor held back of these gradients still goes with later ones. "
+                "Gradients that are thrown away belong in engine.no_sync(), or freeze "
+                "the parameters meanwhile",
+                self.step,
+            )
 
     def _on_backward_lost(self) -> None:
         """Give up a backward that failed, unless a forward has done so.
@@ -672,6 +693,8 @@ class Engine(Joinable):
             return
         if self._momentum is not None and self.plan.momentum_correction:
             self._momentum.require(optimizer)
+        if self._rounds is not None:
+            self._rounds.require(optimizer)
         self._require_finished()
         pending = self._current.forward_pending and not self._stepped_since_update
         if pending and self._setup.find_unused_parameters:
@@ -835,6 +858,24 @@ class Engine(Joinable):
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
+
+
+def _freed_with(
+    engine: Engine, *transports: Transport
+) -> weakref.finalize[..., Engine]:
+    """Close ``transports`` when ``engine`` is dropped, where no other rank is needed.
+
+    As of gloo's groups, each of which has a thread and a connection to every rank.
+    """
+
+    def close() -> None:
+        for transport in transports:
+            if transport.backend == "gloo":
+                transport.close()
+
+    found = weakref.finalize(engine, close)
+    found.atexit = False
+    return found
 
 
 def _with_buffers(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -49,6 +49,19 @@ def check_options(model: nn.Module, on_nonfinite: str, seed: int) -> None:
         )
 
 
+def check_every_step(plan: Plan, where: str) -> None:
+    """Check that ``plan`` averages in every step, as ``where`` takes for granted.
+
+    Raises:
+        InputError: it has local steps.
+    """
+    if plan.local_steps is not None:
+        raise InputError(
+            f"local steps: {where} evaluates and saves in the middle of a round, where "
+            "the ranks' models differ: train in a loop of your own"
+        )
+
+
 def check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
     """Check that a mean is final once it is in ``.grad``, as ``on_reduced`` needs it.
 
@@ -58,7 +71,9 @@ def check_final(setup: Setup, scaler: torch.amp.GradScaler | None) -> None:
     reasons = {
         f"on_nonfinite={setup.on_nonfinite!r} may still refuse the step when its last "
         "bucket is reduced: use 'propagate'": setup.on_nonfinite != "propagate",
-        "a GradScaler may still refuse the step: train without": scaler is not None,
+        "a GradScaler may still refuse the step: train without": (
+            scaler is not None and scaler.is_enabled()
+        ),
         "find_unused_parameters=True fills in what only other ranks used at the end of "
         "the step: use all parameters": setup.find_unused_parameters,
     }

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, RunError
 from comm_plan.plans import LocalSteps, Plan
 from comm_plan.plans.compression import OUTER_MOMENTUM
 from comm_plan.runtime.state import Remembered
@@ -97,6 +97,20 @@ class Rounds:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def require(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that ``optimizer``, which steps, is the one whose steps are counted.
+
+        Raises:
+            RunError: it is another one.
+        """
+        if optimizer is not self._optimizer:
+            raise RunError(
+                f"local steps: another optimizer ({type(optimizer).__name__}) than the "
+                "one whose steps are counted updates the model, and what it does after "
+                "the end of a round is never averaged: train with one, and give it to "
+                "parallelize(..., optimizer=...)"
+            )
 
     def measure(self) -> None:
         """Make the outer gradients: how far this rank has come, backwards."""

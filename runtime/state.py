@@ -32,10 +32,17 @@ class EngineState(TypedDict):
 
 
 def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
-    """Return parts of ranks in main memory, for ranks that have other devices."""
+    """Return a copy of parts of ranks in main memory, for ranks with other devices.
+
+    Residuals are often parts of one tensor, and pickled each would take all of it
+    along: here every tensor has a storage of its own.
+    """
     return {
         rank: {
-            name: {quantity: tensor.cpu() for quantity, tensor in quantities.items()}
+            name: {
+                quantity: tensor.detach().to("cpu", copy=True)
+                for quantity, tensor in quantities.items()
+            }
             for name, quantities in part.items()
         }
         for rank, part in ranks.items()

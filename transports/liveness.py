@@ -240,7 +240,8 @@ class Liveness:
             if not link.done and link.silent_beats * _BEAT_S >= self._patience_s:
                 self._judge(
                     f"rank {link.rank} is silent for {self._patience_s:g} s: it is "
-                    "stopped or cut off from the network"
+                    "stopped, cut off from the network, or in a call that holds "
+                    "Python's interpreter lock"
                 )
 
     def _judge(self, verdict: str, *, is_stuck: bool = False) -> None:

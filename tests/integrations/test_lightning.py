@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from comm_plan.plans import TopK
+from comm_plan.errors import InputError
+from comm_plan.plans import LocalSteps, TopK
 from comm_plan.tests.integrations.programs import FEATURES, net
 from comm_plan.tests.runtime.trainings import plan_for
 
@@ -67,6 +68,19 @@ def checkpoint(strategy, tmp_path):
     strategy.save_checkpoint({}, path)
     strategy.teardown()
     return path, left
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"local_steps": LocalSteps(every=4)}, "local steps: Lightning evaluates"),
+        ({"momentum_correction": True}, "Lightning makes the optimizer later"),
+    ],
+)
+def test_plans_that_need_the_optimizer_are_refused(strategy, changes, refused):
+    strategy._plan = strategy._plan.model_copy(update=changes)
+    with pytest.raises(InputError, match=refused):
+        strategy.configure_ddp()
 
 
 def test_fitting_goes_on_from_the_residuals_of_its_checkpoint(strategy, checkpoint):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comm_plan.errors import InputError
-from comm_plan.plans import TopK
+from comm_plan.plans import LocalSteps, TopK
 from comm_plan.runtime import Engine
 from comm_plan.tests.integrations.programs import BATCH, Samples, WithLoss
 from comm_plan.tests.runtime.trainings import plan_for
@@ -52,6 +52,17 @@ def prepared(folder, *, rate, steps=2):
     trainer = Trainer(model, arguments, train_dataset=Samples(4 * BATCH))
     plan = plan_for(model, 1, TopK(density=0.2), "allgather")
     return trainer, use_plan(trainer, plan)
+
+
+def test_a_plan_with_local_steps_is_refused():
+    from accelerate import Accelerator
+
+    from comm_plan.integrations.accelerate import use_plan
+
+    plan = plan_for(WithLoss(), 1)
+    local = plan.model_copy(update={"local_steps": LocalSteps(every=4)})
+    with pytest.raises(InputError, match="local steps: Accelerate evaluates"):
+        use_plan(Accelerator(cpu=True), local)
 
 
 def train(folder, *, resume=None, **options):

@@ -781,6 +781,36 @@ def test_on_reduced_is_refused_where_a_mean_is_not_final(options, reason):
         engine.on_reduced(None)
 
 
+def test_a_scaler_that_is_switched_off_refuses_no_step():
+    model, off = small(), torch.amp.GradScaler("cpu", enabled=False)
+    options = {"grad_scaler": off, "transport": LocalTransport()}
+    with parallelize(model, plan_for(model), **options) as engine:
+        engine.on_reduced(lambda parameters: None)
+
+
+@pytest.mark.parametrize(
+    ("density", "thrown_away", "warned"),
+    [(0.5, 3, 1), (None, 3, 0), (0.5, 0, 0)],
+    ids=["residuals", "dense", "taken"],
+)
+def test_gradients_that_are_thrown_away_after_a_step_are_told_of_once(
+    density, thrown_away, warned, caplog
+):
+    model = small()
+    plan = plan_for(model)
+    if density is not None:
+        plan = compressed_plan(model, 1, TopK(density=density))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with parallelize(model, plan, transport=LocalTransport()):
+        for _ in range(4):
+            model(torch.ones(2, 6)).sum().backward()
+            if not thrown_away:
+                optimizer.step()
+            optimizer.zero_grad()
+    told = [r for r in caplog.records if "thrown away" in r.getMessage()]
+    assert len(told) == warned
+
+
 def test_a_plan_under_which_a_mean_is_not_final_is_not_swapped_in():
     model = small()
     times = {"expected_s": 1.0, "corrected_s": 1.0, "predicted_s": 1.0}

@@ -96,6 +96,28 @@ def test_the_end_of_a_with_block_closes_the_engine():
     assert threading.active_count() <= threads
 
 
+def test_an_engine_that_nobody_closes_takes_its_process_groups_along(one_rank_group):
+    """Each has threads of its own, which only the operating system counts."""
+
+    def threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    def drop():
+        model = net()
+        parallelize(model, plan_for(model, 1))
+
+    drop()
+    gc.collect()
+    before = threads()
+    for _ in range(5):
+        drop()
+        gc.collect()
+    deadline_s = time.monotonic() + 60
+    while threads() > before and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert threads() <= before
+
+
 def test_an_engine_that_nobody_closes_goes_with_its_model():
     threads = threading.active_count()
     left = []

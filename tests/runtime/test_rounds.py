@@ -436,6 +436,19 @@ def test_what_local_steps_cannot_do_is_refused():
         engine.skip_step()  # of which no other rank has to know
 
 
+def test_a_second_optimizer_is_refused_whose_steps_no_round_would_average():
+    model = net()
+    first, *rest = model.parameters()
+    counted = torch.optim.SGD([first], lr=0.1)
+    other = torch.optim.Adam(rest, lr=0.1)
+    plan, here = in_rounds(model, 1), LocalTransport()
+    with parallelize(model, plan, transport=here, optimizer=counted):
+        loss(model, 0, 0).backward()
+        counted.step()
+        with pytest.raises(RunError, match=r"another optimizer \(Adam\)"):
+            other.step()
+
+
 @pytest.mark.parametrize("spec", [Vgc(), Rows()])
 def test_compressors_of_single_gradients_are_refused(spec):
     with pytest.raises(ValidationError, match="single batches"):

@@ -1,10 +1,12 @@
 """What ranks remember, and what of it another number of ranks gets."""
 
+import pickle
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from comm_plan.plans import PowerSgd, TopK, Vgc
+from comm_plan.plans import ModelTopK, PowerSgd, TopK, Vgc
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import share_of
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
@@ -69,6 +71,22 @@ def test_ranks_gather_what_they_remember_in_main_memory(monkeypatch):
     made.gathered_state()
     residual = exchanged[0]["0"][NAME]["residual"]
     assert residual.device == torch.device("cpu")
+    made.close()
+
+
+def test_what_is_gathered_takes_no_more_room_than_it_holds():
+    """Residuals of a bucket are parts of one tensor, and so would all be pickled."""
+    model = net()
+    plan = plan_for(model, 1, ModelTopK(density=0.1), "allgather", 99)
+    made = Engine(model, plan, LocalTransport())
+    held = [t for each in made.remembered().values() for t in each.values()]
+    nbytes = sum(tensor.nbytes for tensor in held)
+    assert {tensor.untyped_storage().nbytes() for tensor in held} == {nbytes}
+    written = pickle.dumps(made.gathered_state())
+    assert len(written) < nbytes + 2000 * len(held)
+    parts = pickle.loads(written)["ranks"]["0"].values()
+    storages = [t.untyped_storage().nbytes() for each in parts for t in each.values()]
+    assert sum(storages) == nbytes
     made.close()
 
 

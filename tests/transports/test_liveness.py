@@ -160,7 +160,8 @@ def test_the_cause_of_a_failing_rank_reaches_every_other(capfd):
 
 
 SILENT = (
-    "on the spot: rank 2 is silent for 4 s: it is stopped or cut off from the network"
+    "on the spot: rank 2 is silent for 4 s: it is stopped, cut off from the network, "
+    "or in a call that holds Python's interpreter lock"
 )
 
 
