@@ -72,10 +72,11 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.accuracy table
 	$(BIN)/python -m comm_plan.benchmarks.deaths
 	$(BIN)/python -m comm_plan.benchmarks.soak
-	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload digits
-	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload char-lm
-	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --workload cnn-digits \
-		--rates 1gbit --seeds 1
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task digits
+	for task in char-lm char-lm-rates; do \
+		$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task $$task \
+			--rates 100mbit --seeds 1 || exit 1; done
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task cnn-digits --rates 1gbit
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 			--rate $$rate --workload $$workload || exit 1; done; done

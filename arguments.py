@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from comm_plan.errors import InputError
+from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import KINDS, METHODS
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.local import LocalSteps
@@ -61,6 +62,11 @@ def pairs(texts: Sequence[str] | None) -> dict[str, str]:
         if not (name and separator and word):
             raise InputError(f"--set {name}{separator}{word}: write NAME=VALUE")
     return {name: word for name, _, word in parts}
+
+
+def solvers(text: str) -> tuple[str, ...]:
+    """Return which solvers ``--solvers`` means."""
+    return tuple(SOLVERS) if text == "all" else names(text) or ()
 
 
 def kinds_of(text: str) -> tuple[str, ...]:

@@ -275,7 +275,10 @@ def solve(
     link_gbits: LinkSpeed = None,
     export: Annotated[
         ExportTarget | None,
-        typer.Option(help="Also write Python for those who stay with these."),
+        typer.Option(
+            help="Also write the plan for stock DDP or Horovod, as OUTPUT.ddp.py or "
+            "OUTPUT.horovod.py."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -371,13 +374,15 @@ def train(
         str | None,
         typer.Option(
             metavar="exact|micro-batches:N",
-            help="Of vgc and hybrid. [default: exact where they can be had]",
+            help="Where vgc and hybrid get per-sample second moments from. [default: "
+            "exact where they can be had]",
         ),
     ] = None,
     diagnostics: Annotated[
         Path | None,
         typer.Option(
-            help="Residual norms and delta: FILE.jsonl, or TensorBoard folder."
+            help="Write residual norms and LAGS's delta to FILE.jsonl, or to a folder "
+            "for TensorBoard."
         ),
     ] = None,
     diagnostics_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 10,
@@ -664,7 +669,7 @@ def simulate(
     from comm_plan.report.solvers import speedup_table, what_if_table
 
     measured, cluster = Profile.load(profile), Network.load(network)
-    names = tuple(SOLVERS) if solvers == "all" else arguments.names(solvers) or ()
+    names = arguments.solvers(solvers)
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,
@@ -704,14 +709,17 @@ def report(
         ),
     ] = None,
     solvers: Annotated[
-        str, typer.Option(help="Simulated with profile and network; comma-separated.")
+        str,
+        typer.Option(
+            help="Simulated with profile and network; comma-separated, or all."
+        ),
     ] = "wfbp,threshold,optimal",
     world_size: WorldSize = None,
 ) -> None:
     """Show documents: a page of charts and tables, or timelines."""
     from comm_plan import reporting
 
-    names = arguments.names(solvers) or ()
+    names = arguments.solvers(solvers)
     if output is None:
         from comm_plan.report.terminal import TerminalTimelines
 

@@ -33,6 +33,7 @@ from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS, MAX_SEED
 from comm_plan.plans.export import EXPORTS
 from comm_plan.transports.backends import BACKENDS
 from comm_plan.workloads.optimizer import OPTIMIZERS
+from comm_plan.workloads.registry import WORKLOADS
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -65,8 +66,8 @@ OPTIMAL = SolverName("optimal")
 
 WORKLOAD = typer.Argument(
     metavar="WORKLOAD",
-    help="A built-in name, package.module:function, path/file.py:function, or "
-    "replay:profile.json.",
+    help="path/file.py:function, package.module:function, replay:profile.json, or a "
+    f"built-in one: {', '.join(WORKLOADS)}.",
 )
 WorkloadArgument = Annotated[str, WORKLOAD]
 ProfileArgument = Annotated[Path, typer.Argument(metavar="PROFILE")]
@@ -82,7 +83,8 @@ LinkSpeed = Annotated[
         "--link-gbits",
         min=1e-6,
         max=1e6,
-        help="A rank's link, for the lower bound, Gbit/s.",
+        help="Speed of a rank's link, which changes the lower bound only. Default: the "
+        "best that was measured.",
     ),
 ]
 DenseLayers = Annotated[
@@ -151,8 +153,8 @@ MaxRatio = Annotated[
 AccuracyClass = Annotated[
     Accuracy | None,
     typer.Option(
-        help="What may be lost, by what was measured: none, within noise of dense (the "
-        "default), or more than that (the default of tune --objective loss)."
+        help="none: stay dense; noise: only what was measured to be within noise of "
+        "dense (the default); loss: anything (the default of tune --objective loss)."
     ),
 ]
 
@@ -188,7 +190,7 @@ class Ranks(Group):
         typer.Option(
             "--emulate-link",
             metavar="RATE[:LATENCY]",
-            help="Hold collectives of one host's ranks back to a link such as 100mbit.",
+            help="Let the ranks of one host have such a link: 100mbit, 1gbit:2ms.",
         ),
     ] = None
 

@@ -104,6 +104,7 @@ class Task:
         tuning_s: budget of ``tune``.
         largest_nbytes: of the sweep.
         learning_rates: to train every variant at, over the workload's.
+        variants: which of all, unless told otherwise.
     """
 
     workload: str
@@ -114,18 +115,26 @@ class Task:
     tuning_s: int = 120
     largest_nbytes: int = 4 * 2**20
     learning_rates: tuple[float, ...] = (1.0,)
+    variants: tuple[str, ...] = NAMES
 
 
+CHAR_LM = Task(
+    "char-lm", goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300
+)
 TASKS = {
     "digits": Task("digits", goal=0.98, every=11, most_steps=660),
-    "char-lm": Task(
-        "char-lm",
-        goal=1.7,
-        every=40,
-        most_steps=1200,
-        adaptive=True,
-        tuning_s=300,
+    "char-lm": CHAR_LM,
+    "char-lm-rates": replace(
+        CHAR_LM,
         learning_rates=(1.0, 2.0, 4.0),
+        variants=(
+            "DDP, 25 MB",
+            "DDP, fp16 hook",
+            "DDP, powersgd 4 hook",
+            "auto",
+            "doublesqueeze 4 bits",
+            "4 local steps, doublesqueeze 4 bits",
+        ),
     ),
     "cnn-digits": Task(
         CNN_DIGITS,
@@ -201,7 +210,7 @@ def trained(
     rate: str, arguments: argparse.Namespace, folder: Path
 ) -> tuple[list[Outcome], dict[str, str]]:
     """Return what came of all trainings at ``rate``, and what each tuning advised."""
-    task = TASKS[arguments.workload]
+    task = TASKS[arguments.task]
     limit = None if rate == UNLIMITED else rate
     with EmulatedHosts(arguments.hosts, limit) as hosts:
         chosen = variants(folder, hosts, task, arguments.budget, arguments.variants)
@@ -287,13 +296,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--budget", type=float, default=30, help="of the sweep")
-    parser.add_argument("--workload", choices=tuple(TASKS), default="digits")
+    parser.add_argument("--task", choices=tuple(TASKS), default="digits")
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", UNLIMITED])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--variants", nargs="+", choices=NAMES, default=NAMES, help="some of all"
+        "--variants", nargs="+", choices=NAMES, help="default: the task's"
     )
     arguments = parser.parse_args()
+    arguments.variants = arguments.variants or TASKS[arguments.task].variants
     if set(REFERENCES).isdisjoint(arguments.variants):
         parser.error(f"--variants: compare with one of {', '.join(REFERENCES)}")
     require_hosts()
@@ -313,9 +323,9 @@ def save(
     advice: Mapping[str, Mapping[str, str]],
 ) -> str:
     """Write table, figures and picture of the rates so far; return the table."""
-    task = TASKS[arguments.workload]
+    task = TASKS[arguments.task]
     found = {rate: rows(of_rate) for rate, of_rate in outcomes.items()}
-    title = f"{arguments.workload}, {arguments.hosts} hosts, until {task.goal:g}"
+    title = f"{arguments.task}, {arguments.hosts} hosts, until {task.goal:g}"
     parts = [f"# Time to accuracy: {title}"]
     for rate, of_rate in found.items():
         parts += [f"## {rate}", table(of_rate)]
@@ -325,7 +335,7 @@ def save(
         f"the mean of the ranks; evaluated every {task.every} steps, which is not "
         f"counted.{_of_rates(task)}"
     )
-    name = f"time-to-accuracy-{arguments.workload}"
+    name = f"time-to-accuracy-{arguments.task}"
     figures = {
         rate: [asdict(outcome) for outcome in of_rate]
         for rate, of_rate in outcomes.items()

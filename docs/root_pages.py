@@ -2,13 +2,16 @@
 
 README.md, CONTRIBUTING.md and CHANGELOG.md are read where they are; their links are
 rewritten, since the site's root is ``docs``. The package is shown to the reader of
-docstrings as a copy, without ``.venv`` and all else that the root holds.
+docstrings as a copy, without ``.venv`` and all else that the root holds. What each
+command takes is written by Typer.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -54,4 +57,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         text = relinked((root / source).read_text())
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "commands.md", content=commands()))
     return files
+
+
+def commands() -> str:
+    """Return the arguments and options of every command."""
+    typer = [sys.executable, "-m", "typer", "comm_plan.cli", "utils", "docs"]
+    done = subprocess.run(
+        [*typer, "--name", "comm-plan"], check=True, capture_output=True, text=True
+    )
+    return done.stdout

@@ -125,7 +125,7 @@ class Settings:
         if self.options and self.compressor is None:
             raise InputError(
                 f"options {', '.join(self.options)} are given without a compressor: "
-                "name one"
+                "name it (--compressor)"
             )
         if not 1 <= self.max_ratio <= MAX_RATIO:
             raise InputError(

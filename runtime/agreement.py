@@ -133,10 +133,11 @@ def _check_dtypes(
         if dtype not in accepted:
             raise MismatchError(
                 f"compressor {spec.kind} cannot take tensor {name} of dtype {dtype}: "
-                f"it takes {', '.join(accepted)}; keep the tensor dense"
+                f"it takes {', '.join(accepted)}; keep the tensor dense (solve "
+                f"--dense-layers {name})"
             )
         if dtype != first:
             raise MismatchError(
-                f"tensors {names[0]} ({first}) and {name} ({dtype}) share a bucket: a "
-                "bucket has one dtype"
+                f"tensors {names[0]} ({first}) and {name} ({dtype}) share a bucket, "
+                "which has one dtype: profile the model as it is now, and solve again"
             )

@@ -228,7 +228,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.SGD):
         raise InputError(
             f"the plan corrects momentum, which is right for SGD only, not {name}: "
-            "solve again without --momentum-correction"
+            "solve again without --momentum-correction, or tune with this optimizer"
         )
     for option in ("dampening", "maximize", "fused"):
         if any(group.get(option) for group in optimizer.param_groups):

@@ -10,11 +10,13 @@ list describes the plan only where all have the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Plan, as_plan
@@ -46,9 +48,14 @@ def ddp_options(model: nn.Module, plan: Plan | str) -> dict[str, list[float]]:
 
     Raises:
         DocumentError: the plan cannot be read.
-        InputError: DDP cannot do what the plan says.
+        InputError: DDP cannot do what the plan says, or torch is too old.
         MismatchError: the plan is for another model.
     """
+    if "bucket_cap_mb_list" not in signature(DistributedDataParallel).parameters:
+        raise InputError(
+            f"DDP of torch {torch.__version__} takes no size for each bucket: it needs "
+            "torch 2.13; or use comm_plan.parallelize"
+        )
     plan, _ = _followable(plan)
     check_plan(plan, model, plan.world_size)
     parameters = trainable(model)

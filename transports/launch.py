@@ -144,7 +144,7 @@ def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
     if mpirun is None:
         raise InputError(
             "the backend mpi needs mpirun, which is neither beside Python nor on PATH: "
-            "install it with `pip install comm-plan[mpi]`"
+            "install it with `pip install 'comm-plan[mpi]'`"
         )
     # Bound to one core, a rank could not compute and communicate at the same time.
     options = ["--oversubscribe", "--bind-to", "none"]

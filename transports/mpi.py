@@ -35,7 +35,7 @@ try:
 except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library
     raise InputError(
         f"MPI cannot be used ({error}): install mpi4py and an MPI with "
-        "`pip install comm-plan[mpi]`"
+        "`pip install 'comm-plan[mpi]'`"
     ) from error
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
