@@ -22,7 +22,8 @@ SAME = {
     "tied weights": "Tied weights",
     "unused parameters": "Parameters that some ranks do not use "
     "(`find_unused_parameters`)",
-    "no parameter used on one rank": "A rank whose loss uses no parameter",
+    "no parameter used on one rank": "A rank whose loss uses no parameter (unless the "
+    "loop clips or unscales before the step)",
     "checkpoint": "Activation checkpointing",
     "re-entrant checkpoint": "Activation checkpointing, re-entrant",
     "mixed dtypes": "Parameters of several dtypes",
