@@ -119,14 +119,15 @@ class EmulatedTransport(Transport):
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, then wait until the link is free again."""
-        came_s = self._came_s[_TURNS + self.rank, to] = time.monotonic()
+        came_s = self._came_s[_TURNS + self.rank, to] = self._now()
         self._inner.send(tensor, to)
         self._wait(came_s + self._seconds(POINT_TO_POINT, tensor.nbytes))
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Receive, then wait until the last byte would be here."""
-        came_s = time.monotonic()
+        came_s = self._now()
         self._inner.receive(tensor, source)
+        self._now()  # on CUDA only then the sender has come
         came_s = max(came_s, float(self._came_s[_TURNS + source, self.rank]))
         self._wait(came_s + self._seconds(POINT_TO_POINT, tensor.nbytes))
 
@@ -134,8 +135,9 @@ class EmulatedTransport(Transport):
         self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
     ) -> None:
         """Send and receive at once, then wait for both."""
-        came_s = self._came_s[_TURNS + self.rank, to] = time.monotonic()
+        came_s = self._came_s[_TURNS + self.rank, to] = self._now()
         self._inner.exchange(tensor, to, received, source)
+        self._now()
         sent_s = came_s + self._seconds(POINT_TO_POINT, tensor.nbytes)
         came_s = max(came_s, float(self._came_s[_TURNS + source, self.rank]))
         received_s = came_s + self._seconds(POINT_TO_POINT, received.nbytes)
@@ -185,8 +187,9 @@ class EmulatedTransport(Transport):
         """Keep this rank until all could have done ``collective``."""
         came_s = self._came_s[self._turn]
         self._turn = (self._turn + 1) % _TURNS
-        came_s[self.rank] = time.monotonic()
+        came_s[self.rank] = self._now()
         yield
+        self._now()  # on CUDA only then all have come
         self._wait(float(came_s.max()) + self._seconds(collective, nbytes))
 
     def _seconds(self, collective: Collective, nbytes: int) -> float:
@@ -194,10 +197,14 @@ class EmulatedTransport(Transport):
         terms = collective.terms(self.world_size)
         return terms.seconds(nbytes, link.latency_s, 1 / link.bytes_per_s)
 
-    def _wait(self, until_s: float) -> None:
+    def _now(self) -> float:
+        """Return the time at which the device has done what was asked of it."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        time.sleep(max(0.0, until_s - time.monotonic()))
+        return time.monotonic()
+
+    def _wait(self, until_s: float) -> None:
+        time.sleep(max(0.0, until_s - self._now()))
 
 
 def _shared_table(transport: Transport) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,6 +17,7 @@ magnitudes the lower index goes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -45,7 +46,15 @@ class Merge(Protocol):
 
 def merger(counts: Sequence[int], device: torch.device) -> Merge:
     """Return how ``device`` merges messages with ``counts[l]`` entries in slot l."""
-    return NumpyMerge(counts) if device.type == "cpu" else DeviceMerge(counts, device)
+    if device.type == "cpu":
+        return NumpyMerge(counts)
+    return _laid_out(tuple(counts), device)
+
+
+@lru_cache(maxsize=256)
+def _laid_out(counts: tuple[int, ...], device: torch.device) -> Merge:
+    """Return the same again: what is copied to a device waits for it."""
+    return DeviceMerge(counts, device)
 
 
 class NumpyMerge:

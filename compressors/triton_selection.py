@@ -109,6 +109,16 @@ def accumulate_and_select(
         InputError: k, a size, a dtype or a layout is not as above.
     """
     _check(residual, gradient, k)
+    with torch.cuda.device_of(residual):  # else kernels run on the current one
+        return _select(residual, gradient, k, state)
+
+
+def _select(
+    residual: torch.Tensor,
+    gradient: torch.Tensor,
+    k: int,
+    state: SelectionState | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     n, device = residual.numel(), residual.device
     state = SelectionState.fresh(device) if state is None else state
     blocks = triton.cdiv(n, BLOCK)

@@ -68,7 +68,9 @@ def _own_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.stream(torch.cuda.Stream(device)):
+    stream = torch.cuda.Stream(device)
+    torch.cuda.set_device(stream.device)  # a thread begins on device 0
+    with torch.cuda.stream(stream):
         yield
 
 

@@ -118,13 +118,15 @@ class profile:
         check_parameters(self._name, self._parameters)
         if output is not None:
             check_writable(Path(output))
-        self._ranks = current_transport() if transport is None else transport
+        self._device = next(iter(self._parameters.values())).device
+        if transport is None:
+            transport = current_transport(device=self._device)
+        self._ranks = transport
         check_same_model(self._ranks.gather_objects(model_fingerprint(model)))
         self._model = model
         self._output = output
         self._batch_size = batch_size
         self._compressors = compressors
-        self._device = next(iter(self._parameters.values())).device
         keep_memory(self._device)
         self._steps = _Steps(self._parameters, self._device)
 

@@ -53,16 +53,17 @@ class HostStopwatch(Stopwatch):
 
 
 class CudaStopwatch(Stopwatch):
-    """Events in the current CUDA stream of whoever marks them."""
+    """Events in the device's current stream of whoever marks them."""
 
-    def __init__(self, moments: int) -> None:
+    def __init__(self, moments: int, device: torch.device) -> None:
         """Make all events now: making one takes longer than recording it."""
+        self._device = device
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(moments)]
         self._marked: set[int] = set()
 
     def mark(self, moment: int) -> None:
         """Record the moment's event."""
-        self._events[moment].record()
+        self._events[moment].record(torch.cuda.current_stream(self._device))
         self._marked.add(moment)
 
     def forget(self, moment: int) -> None:
@@ -71,7 +72,7 @@ class CudaStopwatch(Stopwatch):
 
     def read(self) -> list[float]:
         """Wait for the device and return what its events say."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         start = self._events[0]
         seconds = [
             start.elapsed_time(event) / 1e3 if moment in self._marked else math.nan
@@ -83,5 +84,6 @@ class CudaStopwatch(Stopwatch):
 
 def stopwatch(device: torch.device, moments: int) -> Stopwatch:
     """Return the stopwatch that suits ``device``."""
-    kind = CudaStopwatch if device.type == "cuda" else HostStopwatch
-    return kind(moments)
+    if device.type == "cuda":
+        return CudaStopwatch(moments, device)
+    return HostStopwatch(moments)

@@ -52,6 +52,22 @@ def installed() -> dict[str, object]:
     return {**versions, **variables, **debugging()}
 
 
+def check_device(model: nn.Module, transport: Transport) -> None:
+    """Check that ``transport`` moves what is where ``model`` is.
+
+    Raises:
+        MismatchError: a parameter is on another kind of device.
+    """
+    moved = transport.device.type
+    for name, parameter in trainable(model).items():
+        if parameter.device.type != moved:
+            raise MismatchError(
+                f"parameter {name} is on {parameter.device.type}, and the ranks talk "
+                f"by {transport.backend}, which moves what is on {moved} here: bring "
+                "the model there, or join the run by another backend"
+            )
+
+
 def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
     """Check that ``plan`` can be executed for ``model`` by ``world_size`` ranks.
 

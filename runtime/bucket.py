@@ -162,6 +162,16 @@ class BucketExchange:
         self.compressor.write(index, mean)
         gradient.copy_(shaped(mean, parameter))
 
+    def note_stream(self) -> None:
+        """Keep what ``.grad`` holds from being used anew before this stream is done.
+
+        On CUDA it was made on backward's stream, and is written on the current one.
+        """
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_cuda and not gradient.is_sparse:
+                gradient.record_stream(torch.cuda.current_stream(gradient.device))
+
     def _hand_out(self, index: int, view: torch.Tensor) -> None:
         """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
         parameter = self.parameters[index]

@@ -39,7 +39,7 @@ from comm_plan.errors import InputError, OutputError, one_line
 from comm_plan.plans.files import make_folder
 from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.state import EngineState, on_cpu
+from comm_plan.runtime.state import EngineState, gathered_one_by_one, on_cpu
 from comm_plan.transports.base import Transport
 
 COMMON = ("settings", "asked", "progress", "model", "optimizer")
@@ -271,9 +271,11 @@ class Checkpoints:
             InputError: files are lost.
         """
         own: list[EngineState] = [content["engine"] for content in contents.values()]
-        states = [{**state, "ranks": on_cpu(state["ranks"])} for state in own]
-        every_rank = self._transport.gather_objects(states)
-        found: list[EngineState] = [state for states in every_rank for state in states]
+        states: list[EngineState] = [
+            {**state, "ranks": on_cpu(state["ranks"])} for state in own
+        ]
+        every_rank = gathered_one_by_one(states, self._transport)
+        found = [state for states in every_rank for state in states]
         written_by = found[0]["world_size"]
         if len(found) < written_by:
             lost = f"{folder}: files of {written_by - len(found)} of {written_by} ranks"

@@ -33,10 +33,12 @@ class Pending(Generic[Result]):
         self,
         future: Future[Result],
         run_until: Callable[[Future[Result]], None],
+        device: torch.device,
         done: torch.cuda.Event | None = None,
     ) -> None:
         self._future = future
         self._run_until = run_until
+        self._device = device
         self._done = done
 
     def wait(self, *, idle: bool = False) -> Result:
@@ -49,7 +51,7 @@ class Pending(Generic[Result]):
             self._run_until(self._future)
         result = self._future.result()
         if self._done is not None:
-            self._done.wait()
+            self._done.wait(torch.cuda.current_stream(self._device))
         return result
 
 
@@ -64,12 +66,17 @@ class CommunicationThread:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._jobs: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
         self._runs_on: int | None = None
         self._failure: BaseException | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="comm-plan")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._executor = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="comm-plan",
+            initializer=partial(_begin_on, self._stream),
+        )
 
     def submit(
         self, job: Callable[[], Result], *, wake: bool = True
@@ -84,14 +91,14 @@ class CommunicationThread:
         future: Future[Result] = Future()
         done = None
         if self._stream is not None:
-            ready = torch.cuda.current_stream().record_event()
+            ready = torch.cuda.current_stream(self._device).record_event()
             done = torch.cuda.Event()
             job = partial(_run_on_stream, self._stream, job, ready, done)
         self._jobs.append(partial(self._run, job, future))
         # Who has the turn may have found no job just before this one came.
         if wake or self._turn.locked() or self._stream is not None:
             self._executor.submit(self._run_queued)
-        return Pending(future, self._run_until, done)
+        return Pending(future, self._run_until, self._device, done)
 
     @property
     def is_current(self) -> bool:
@@ -142,6 +149,15 @@ class CommunicationThread:
             future.set_exception(error)
         else:
             future.set_result(result)
+
+
+def _begin_on(stream: torch.cuda.Stream | None) -> None:
+    """Let this thread begin on the device of ``stream``.
+
+    It would on device 0, where then every rank of the host took memory.
+    """
+    if stream is not None:
+        torch.cuda.set_device(stream.device)
 
 
 def _run_on_stream(

@@ -54,6 +54,7 @@ from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunErr
 from comm_plan.plans import Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import (
+    check_device,
     check_plan,
     check_ranks,
     check_settings,
@@ -139,7 +140,8 @@ class Engine(Joinable):
             DDP or sharded, shares some parameters with one that has an engine, or the
             plan corrects momentum and there is no SGD ``optimizer``, or it has local
             steps and there is none at all, or a ``grad_scaler``.
-        MismatchError: the plan does not fit the model or the run, or ranks differ.
+        MismatchError: the plan does not fit the model or the run, ranks differ, or the
+            model is not where the transport's tensors live.
     """
 
     def __init__(
@@ -159,8 +161,9 @@ class Engine(Joinable):
     ) -> None:
         super().__init__()
         check_options(model, on_nonfinite, seed)
-        check_plan(plan, model, transport.world_size)
+        check_device(model, transport)
         check_ranks(plan, model, transport)
+        check_plan(plan, model, transport.world_size)
         check_settings(
             {
                 **installed(),
@@ -249,8 +252,8 @@ class Engine(Joinable):
                 Then, as after any error, the engine goes on by the plan that it has.
         """
         self.synchronise()
-        check_plan(plan, self.model, self._transport.world_size)
         check_ranks(plan, self.model, self._transport)
+        check_plan(plan, self.model, self._transport.world_size)
         if self._setup.on_reduced is not None:
             check_never_refused(plan)
         self._settle_momentum()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 from torch import nn
 
 from comm_plan.plans import Plan, as_plan
+from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.step import OnNonFinite, SecondMoments
 from comm_plan.transports.base import Transport
@@ -72,5 +73,7 @@ def parallelize(
 
         transport = TorchTransport(process_group).watched()
     if transport is None:
-        transport = current_transport(plan.backend)
+        parameters = trainable(model).values()
+        device = next((parameter.device for parameter in parameters), None)
+        transport = current_transport(plan.backend, device)
     return Engine(model, plan, transport, **options)

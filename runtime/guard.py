@@ -52,7 +52,7 @@ class Guard:
     def flag(self, rank: int, device: torch.device) -> torch.Tensor:
         """Return int32 [1]: ``rank + 1`` if a gradient was not finite, else 0."""
         flag = (rank + 1) * bool(self.names)
-        flags = torch.tensor([flag], dtype=torch.int32, device=device)
+        flags = torch.full((1,), flag, dtype=torch.int32, device=device)
         if self._finite:
             bad = ~torch.stack(self._finite).all().to(device)
             flags.masked_fill_(bad, rank + 1)

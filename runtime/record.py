@@ -28,7 +28,7 @@ from comm_plan.plans.run import STOCK_DDP
 from comm_plan.runtime.bucket import BucketExchange
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.flat import sha256_of
-from comm_plan.runtime.timing import StepSeconds, median_timing
+from comm_plan.runtime.timing import Moments, StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 
 Measured = TypeVar("Measured")
@@ -142,6 +142,7 @@ class EngineRecorder(Recorder):
         self._plan = engine.plan
         self._sent_nbytes: list[list[int]] = []
         self._step_seconds: list[StepSeconds] = []
+        self._unread: Moments | None = None
         self._replans = len(engine.replans)
         self._exchanges = engine.step
 
@@ -157,6 +158,7 @@ class EngineRecorder(Recorder):
             self._replans = len(self._engine.replans)
             self._sent_nbytes.clear()
             self._step_seconds.clear()
+            self._unread = None
         self._sent_nbytes.append(self._exchanged())
 
     def add_end_of_round(self, seconds: float) -> None:
@@ -171,10 +173,18 @@ class EngineRecorder(Recorder):
         before, self._exchanges = self._exchanges, self._engine.step
         if before == self._exchanges:
             return [0] * len(self._engine.buckets)
-        moments = self._engine.last_moments
-        if moments is not None and (reached := moments.seconds()) is not None:
-            self._step_seconds.append(reached)
+        self._read_moments()
+        self._unread = self._engine.last_moments
         return [bucket.sent_nbytes for bucket in self._engine.buckets]
+
+    def _read_moments(self) -> None:
+        """Read those of the step before: of this one the device is not done yet."""
+        if self._unread is None:
+            return
+        reached, self._unread = self._unread.seconds(), None
+        # Right after a change of the plan they are of other buckets.
+        if reached is not None and len(reached) == 2 + 3 * len(self._engine.buckets):
+            self._step_seconds.append(reached)
 
     def record(
         self,
@@ -193,6 +203,7 @@ class EngineRecorder(Recorder):
             seed=seed,
             micro_batches=micro_batches,
         )
+        self._read_moments()
         plan, last = self._plan, self._engine.plan
         return found.model_copy(
             update={

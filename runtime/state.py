@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import torch
 
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
 from comm_plan.transports.base import Transport
+
+T = TypeVar("T")
 
 Remembered = dict[str, dict[str, torch.Tensor]]
 """What one rank remembers: parameter name -> quantity, such as residual -> tensor."""
@@ -52,9 +54,23 @@ def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
 def gathered(state: EngineState, ranks: Transport) -> EngineState:
     """Return ``state`` with the parts of all ranks, in main memory; all call it."""
     parts = dict(state["ranks"])
-    for part in ranks.gather_objects(on_cpu(parts)):
+    for part in gathered_one_by_one(on_cpu(parts), ranks):
         parts.update(part)
     return {**state, "ranks": parts}
+
+
+def gathered_one_by_one(value: T, ranks: Transport) -> list[T]:
+    """Return every rank's ``value``, which may be as large as the model; all call it.
+
+    NCCL gathers pickles in a buffer of the device, for all ranks at once.
+    """
+    if ranks.device.type != "cuda":
+        return ranks.gather_objects(value)
+    every = range(ranks.world_size)
+    return [
+        ranks.broadcast_object(value if rank == ranks.rank else None, rank)
+        for rank in every
+    ]
 
 
 def share_of(

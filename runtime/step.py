@@ -249,6 +249,7 @@ class Step:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
         if self._setup.on_reduced is not None:
+            bucket.note_stream()  # the callback may free what this stream still writes
             self._setup.on_reduced(bucket.parameters)
         return highest
 
@@ -406,7 +407,8 @@ class Step:
             flags.fill_(channel.rank + 1 + channel.world_size)
         if self._setup.find_unused_parameters:
             used = [used for _, _, _, used in self._parameters()]
-            flags = torch.cat([flags, torch.tensor(used).to(flags)])
+            told = torch.tensor(used, dtype=torch.int32, pin_memory=flags.is_cuda)
+            flags = torch.cat([flags, told.to(flags.device, non_blocking=True)])
         return flags
 
     @property

@@ -23,7 +23,7 @@ def moment(device: torch.device) -> Moment:
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
@@ -78,8 +78,9 @@ class Moments:
         """Return the seconds from ``start`` to each; None if one was never reached."""
         if any(mark is None for mark in marks):
             return None
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        for mark in (start, *marks):
+            if isinstance(mark, torch.cuda.Event):
+                mark.synchronize()
         return np.array([_seconds(start, mark) for mark in marks if mark is not None])
 
 

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from comm_plan import __version__, cli
+from comm_plan import __version__, cli, demo
 from comm_plan.errors import InputError
-from comm_plan.planner import make_problem, solve
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.planner.problem import HOROVOD_CAPS
 from comm_plan.plans import (
     CompressionCost,
     EmulatedLink,
@@ -23,7 +25,9 @@ from comm_plan.plans import (
     Tuning,
     fingerprint,
 )
+from comm_plan.plans.document import YEAR_S
 from comm_plan.plans.run import STOCK_DDP
+from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
 from comm_plan.transports.launch import free_port
@@ -137,7 +141,7 @@ def test_misuse_is_told_in_one_line(here, command, words, message):
 
 
 @pytest.mark.parametrize("verb", ["solve", "tune"])
-@pytest.mark.parametrize("explained", ["What may be lost", "Upper bound on the"])
+@pytest.mark.parametrize("explained", ["none: stay dense; noise", "Upper bound on the"])
 def test_options_without_a_default_are_explained(command, verb, explained):
     told = command(verb, "--help").stdout
     assert explained in " ".join(told.replace("\u2502", " ").split())
@@ -152,6 +156,100 @@ def test_names_are_printed_as_they_are(here, command):
     assert "[/red] :smile: [bold]x" in shown.stderr
     solved = command("solve", "[red].json", "network.json", "-o", "[b].json")
     assert "wrote [b].json" in solved.stderr
+
+
+def refuse(given):
+    """Return what notes its arguments and ends the command."""
+
+    def stop(*arguments):
+        given.append(arguments)
+        raise InputError("enough")
+
+    return stop
+
+
+def test_options_of_train_reach_the_training(here, command, monkeypatch):
+    given = []
+    monkeypatch.setattr("comm_plan.runtime.trainer.train", refuse(given))
+    words = (
+        "--optimizer sgd --lr 0.2 --momentum 0.8 --nesterov --weight-decay 0.01 "
+        "--clip-norm 3 --seed 3 --lr-schedule step:2:0.5 --lr-warmup 1 "
+        "--density-warmup 0.5,0.25 --on-nonfinite skip --find-unused-parameters "
+        "--checkpoint kept --checkpoint-every 5 --epochs 4"
+    )
+    command.refused("train", REPLAYED, "--plan", "plan.json", *words.split())
+    ((workload, _, _, options),) = given
+    optimizer = workload.optimizer(workload.model.parameters())
+    (group,) = optimizer.param_groups
+    options_of_sgd = ("lr", "momentum", "nesterov", "weight_decay")
+    assert [group[name] for name in options_of_sgd] == [0.2, 0.8, True, 0.01]
+    assert len(optimizer._optimizer_step_pre_hooks) == 1  # clips
+    assert (options.seed, options.on_nonfinite, options.epochs) == (3, "skip", 4)
+    assert options.density_warmup == (0.5, 0.25)
+    assert options.learning_rate == LearningRate.parse("step:2:0.5", 1.0)
+    assert options.find_unused_parameters
+    assert (str(options.checkpoint), options.checkpoint_every) == ("kept", 5)
+
+
+def test_options_of_solve_reach_the_planner(here, command, monkeypatch):
+    given = []
+    monkeypatch.setattr("comm_plan.planner.make_problem", refuse(given))
+    words = (
+        "--compressor topk --set density=0.1 --dense-layers a,b --tolerance 0.2 "
+        "--link-gbits 8 --algorithm binary_tree --momentum-correction "
+        "--threshold horovod --world-size 9"
+    )
+    command.refused("solve", "profile.json", "network.json", *words.split())
+    ((_, _, settings),) = given
+    assert settings == Settings(
+        world_size=9,
+        compressor="topk",
+        options={"density": "0.1"},
+        dense_layers=("a", "b"),
+        tolerance=0.2,
+        link_bytes_per_s=1e9,
+        algorithm="binary_tree",
+        momentum_correction=True,
+        caps_nbytes=HOROVOD_CAPS,
+    )
+
+
+def test_compressors_to_cost_are_called_as_methods(command, monkeypatch, here):
+    given = []
+
+    def stop(workload, transport, *, kinds, **_):
+        given.append(kinds)
+        raise InputError("enough")
+
+    monkeypatch.setattr("comm_plan.profiler.measure", stop)
+    names = "doublesqueeze,topk,gtopk,model-topk,powersgd,topk"
+    command.refused("profile", REPLAYED, "--compressors", names)
+    assert given == [("double_squeeze", "topk", "model_topk", "powersgd")]
+
+
+def test_an_interrupt_ends_with_130(here, command, monkeypatch):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("comm_plan.plans.load_document", interrupted)
+    assert command("show", "plan.json").returncode == 130
+
+
+def test_what_the_demo_calls_is_understood(tmp_path):
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "plan.json").write_text(json.dumps(plan()))
+    verbs = get_command(cli.app).commands
+    called = [words for _, words in demo._verbs(tmp_path, 2)]
+    assert {verb for verb, *_ in called} >= {"profile", "solve", "tune", "compare"}
+    for verb, *words in called:
+        verbs[verb].make_context(verb, list(words), obj=[])
+
+
+def test_a_prediction_of_more_than_a_year_is_refused(here, command):
+    (here / "profile.json").write_text(json.dumps(profile(forward_s=YEAR_S)))
+    said = command.refused("solve", "profile.json", "network.json", "-o", "out.json")
+    assert "less than or equal to 31622400" in said
+    assert not (here / "out.json").exists()
 
 
 def run_record(median_s, **changes):

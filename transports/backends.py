@@ -44,8 +44,15 @@ class BackendModule(Protocol):
     def join(self, joining: Joining) -> AbstractContextManager[Transport]:
         """Join the run; leave it at the end of the block."""
 
-    def joined(self, here: Place) -> Transport | None:
-        """Return the transport of a run that this process is in without ``join``."""
+    def joined(
+        self, here: Place, device: torch.device | None = None
+    ) -> Transport | None:
+        """Return the transport of a run that this process is in without ``join``.
+
+        Args:
+            here: this process's place in it.
+            device: where the tensors live, if it is known and the backend can.
+        """
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ mpirun, mpiexec          mpi         (none needed)
 nothing: world size 1    any         (none needed: a LocalTransport)
 =======================  ==========  ==================================================
 
-Without a word for the backend it is nccl where there is CUDA, else gloo, also under
-mpirun: MPI has to be asked for.
+Without a word for the backend it is nccl where there is CUDA, unless the CPU is asked
+for, else gloo, also under mpirun: MPI has to be asked for.
 
 Gloo takes the network interface that the host's name resolves to; set
 ``GLOO_SOCKET_IFNAME`` (NCCL: ``NCCL_SOCKET_IFNAME``) to choose another.
@@ -73,7 +73,8 @@ def connect(
         PeerError: not all ranks came.
     """
     here = place()
-    name = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    cuda = torch.cuda.is_available() and torch.device(device or "cuda").type == "cuda"
+    name = backend or ("nccl" if cuda else "gloo")
     engine = find_backend(name)
     placed_on = _device(engine.device, device, here)
     keep_memory(placed_on)
@@ -86,12 +87,19 @@ def connect(
         yield transport
 
 
-def current_transport(backend: str | None = None) -> Transport:
+def current_transport(
+    backend: str | None = None, device: torch.device | None = None
+) -> Transport:
     """Return the transport of the run that this process has joined.
 
     That is the one of the surrounding :func:`connect` block, else torch's default
     process group, else what the run of ``backend`` is joined by (mpi: MPI's world),
     else, for a process that no launcher started, a :class:`LocalTransport`.
+
+    Args:
+        backend: what is joined where torch has no process group.
+        device: where the model lives, and so what is to be moved; a surrounding block
+            has its own.
 
     Raises:
         InputError: this process is one of several and has joined no run.
@@ -99,12 +107,12 @@ def current_transport(backend: str | None = None) -> Transport:
     if _current:
         return _current[-1]
     here = place()
-    group = BACKENDS["gloo"].load().joined(here)
+    group = BACKENDS["gloo"].load().joined(here, device)
     if group is not None:
         return group
     if here.world_size == 1:
-        return LocalTransport()
-    transport = find_backend(backend).load().joined(here) if backend else None
+        return LocalTransport(device)
+    transport = find_backend(backend).load().joined(here, device) if backend else None
     if transport is None:
         raise InputError(
             f"this is rank {here.rank} of {here.world_size} and has joined no run: "
@@ -124,21 +132,38 @@ def _as_current(transport: Transport) -> Iterator[Transport]:
 
 
 def _device(kind: str, device: torch.device | str | None, here: Place) -> torch.device:
-    """Return where this rank's tensors live; a CUDA backend's becomes the current."""
-    if kind != "cuda":
-        return torch.device(device or kind)
-    chosen = torch.device(device or f"cuda:{_cuda_index(here)}")
+    """Return where this rank's tensors live; a CUDA device becomes the current one.
+
+    Raises:
+        InputError: the rank has none, or the backend cannot do with another.
+    """
+    chosen = torch.device(device or kind)
+    if chosen.type != "cuda":
+        if kind == "cuda":
+            raise InputError(
+                f"nccl moves what is on CUDA devices, not on the {chosen.type}: give "
+                "the backend gloo or mpi"
+            )
+        return chosen
+    if chosen.index is None:
+        chosen = torch.device("cuda", _cuda_index(here, is_shared=kind != "cuda"))
     torch.cuda.set_device(chosen)
     return chosen
 
 
-def _cuda_index(here: Place) -> int:
-    """Return the number of this rank's own CUDA device.
+def _cuda_index(here: Place, *, is_shared: bool) -> int:
+    """Return the number of this rank's CUDA device.
+
+    Args:
+        here: the rank.
+        is_shared: whether several ranks may have the same; else it is its own.
 
     Raises:
         InputError: it has none.
     """
     visible = torch.cuda.device_count()
+    if is_shared and visible:
+        return here.local_rank % visible
     if here.launcher == "srun" and visible == 1:
         return 0  # srun --gpus-per-task shows each rank its own device only
     if here.local_rank >= visible:

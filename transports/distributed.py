@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -227,6 +228,8 @@ class TorchTransport(Transport):
         """
         if not self._owns_group:
             return
+        if self.backend == "nccl" and sys.exc_info()[1] is not None:
+            return  # the others are in a collective, and destroying waits for them
         try:
             dist.destroy_process_group(self._group)
         except ValueError as error:
@@ -249,12 +252,15 @@ def join(joining: Joining) -> Iterator[Transport]:
             yield transport
 
 
-def joined(here: Place) -> Transport | None:
+def joined(here: Place, device: torch.device | None = None) -> Transport | None:
     """Return the transport of torch's default process group, if there is one.
 
     The watch over its ranks begins with the first call, of all of them.
     """
-    return TorchTransport().watched() if dist.is_initialized() else None
+    if not dist.is_initialized():
+        return None
+    on_cuda = device is not None and device.type == "cuda"
+    return TorchTransport(device=device if on_cuda else None).watched()
 
 
 @contextmanager

@@ -233,10 +233,11 @@ def join(joining: Joining) -> Iterator[Transport]:
     transport.liveness.close()
 
 
-def joined(here: Place) -> Transport | None:
+def joined(here: Place, device: torch.device | None = None) -> Transport | None:
     """Return the transport of MPI's world, which every rank of mpirun is in.
 
-    The watch over its ranks begins with the first call, of all of them.
+    It moves what is in main memory. The watch over its ranks begins with the first
+    call, of all of them.
     """
     known = watch.current(MPI.COMM_WORLD)
     if known is not None:

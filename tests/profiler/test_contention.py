@@ -1,10 +1,14 @@
 """Rates say how much what shares something loses, and never more than all of it."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.plans import Rates
+from comm_plan.profiler import contention as module
 from comm_plan.profiler.contention import contention, rates
 from comm_plan.profiler.timings import Trial
 from comm_plan.tests.profiler.test_measure import Toy, chain
@@ -38,6 +42,15 @@ def test_one_rank_has_nothing_to_send():
     assert measured.world_size == 1
     assert measured.startup == measured.transfer == Rates()
     assert 0 < measured.codec.compute <= 1
+
+
+def test_a_rate_is_alone_over_beside(monkeypatch):
+    """Half as fast; the calls beside it a quarter."""
+    monkeypatch.setattr(module, "_seconds", lambda job: 0.1)
+    monkeypatch.setattr(module, "_compute_s", lambda *_: 2.0)
+    monkeypatch.setattr(module, "repeated", lambda *_: nullcontext([0.4]))
+    beside = module._beside(None, None, 1.0, torch.device("cpu"))
+    assert beside == pytest.approx((0.5, 0.25))
 
 
 def test_all_ranks_get_the_same_rates():

@@ -9,6 +9,8 @@ from comm_plan.profiler import measure
 from comm_plan.profiler import second_moments as module
 from comm_plan.profiler.second_moments import with_second_moments
 from comm_plan.tests.profiler.test_measure import Toy, chain
+from comm_plan.tests.profiler.test_round_trip import FakeTime
+from comm_plan.transports import elapsed
 from comm_plan.transports.local import LocalTransport
 
 
@@ -25,23 +27,32 @@ def toy():
     return workload, measure(workload, iterations=20)
 
 
-def test_exact_ones_are_timed_over_all_parameters(toy, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only sleeping moves."""
+    fake = FakeTime()
+    monkeypatch.setattr(elapsed, "time", fake)
+    return fake
+
+
+def test_exact_ones_are_timed_over_all_parameters(toy, monkeypatch, clock):
     asked = []
 
     class Watched(module.ExactSecondMoments):
         def of(self, parameter):
             asked.append(parameter.shape)
+            clock.sleep(0.25)
             return super().of(parameter)
 
     monkeypatch.setattr(module, "ExactSecondMoments", Watched)
     workload, profile = toy
     found = with_second_moments(workload, profile, LocalTransport()).second_moments
     assert found.objection is None
-    assert found.extra_s >= 0
+    assert found.extra_s == 0.25 * len(list(workload.model.parameters()))
     assert set(asked) == {p.shape for p in workload.model.parameters()}
 
 
-def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch):
+def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch, clock):
     workload = Eight(nn.Sequential(chain(), nn.BatchNorm1d(4)))
     profile = measure(workload, iterations=20)
     assert profile.second_moments.objection
@@ -50,12 +61,14 @@ def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch):
 
     def counting(*arguments, micro_batches=1):
         cut.append(micro_batches)
+        clock.sleep(micro_batches)
         return real(*arguments, micro_batches=micro_batches)
 
     monkeypatch.setattr(module, "iterate", counting)
     found = with_second_moments(workload, profile, LocalTransport()).second_moments
-    assert set(cut) == {1, profile.second_moments.micro_batches}
-    assert found.extra_s >= 0
+    parts = profile.second_moments.micro_batches
+    assert set(cut) == {1, parts}
+    assert found.extra_s == parts - 1
 
 
 @pytest.mark.parametrize("moments", [None, SecondMoments(objection="a layer")])

@@ -11,7 +11,7 @@ import torch
 
 from comm_plan.errors import MismatchError
 from comm_plan.runtime import agreement
-from comm_plan.runtime.agreement import check_settings, installed
+from comm_plan.runtime.agreement import check_device, check_settings, installed
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.runtime.trainer import Options, running
@@ -20,6 +20,13 @@ from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 RANKS = 3
+
+
+def test_a_model_that_the_ranks_cannot_move_is_refused():
+    elsewhere = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(MismatchError, match="parameter weight is on meta, and the"):
+        check_device(elsewhere, LocalTransport())
+    check_device(torch.nn.Linear(2, 2), LocalTransport())
 
 
 def refusals(check):

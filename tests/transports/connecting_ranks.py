@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -22,12 +23,20 @@ def fail() -> None:
     raise InputError("the data\nis missing")
 
 
+def pause() -> None:
+    """Stop, and go on after two seconds."""
+    waker = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    waker.wait()
+
+
 ENDS = {
     "fail": fail,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "vanish": lambda: os._exit(0),
     "dally": lambda: time.sleep(3600),
+    "pause": pause,
 }
 
 
@@ -46,7 +55,7 @@ def main() -> int:
         with connect(backend, **options, **report) as transport:
             assert current_transport() is transport
             tensor = torch.ones(1000)
-            for step in range(10 if end == "well" else 10**9):
+            for step in range(10 if end in ("well", "pause") else 10**9):
                 transport.all_reduce(tensor, "max")
                 if step == 5 and transport.rank == int(victim) and end in ENDS:
                     ENDS[end]()

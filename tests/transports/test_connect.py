@@ -13,6 +13,7 @@ import torch
 from comm_plan.errors import InputError, PeerError
 from comm_plan.tests.support.harness import mpirun
 from comm_plan.tests.transports import connecting_ranks
+from comm_plan.transports import connect as module
 from comm_plan.transports.connect import connect, current_transport
 from comm_plan.transports.launch import free_port, run_local
 from comm_plan.transports.local import LocalTransport
@@ -91,6 +92,39 @@ def test_a_rank_that_joined_no_run_is_told_how(one_of_four):
         current_transport()
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "chosen"),
+    [
+        ("cpu", None, "cpu"),
+        ("cpu", "cpu", "cpu"),
+        ("cpu", "cuda", "cuda:2"),
+        ("cpu", "cuda:1", "cuda:1"),
+        ("cuda", None, "cuda:2"),
+        ("cuda", "cuda", "cuda:2"),
+    ],
+)
+def test_a_rank_works_on_its_own_device(kind, asked, chosen, monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    here = SimpleNamespace(launcher="torchrun", local_rank=2)
+    device = torch.device(chosen)
+    assert module._device(kind, asked, here) == device
+    assert current == [device] * (device.type == "cuda")
+
+
+def test_over_gloo_ranks_may_share_a_cuda_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    here = SimpleNamespace(launcher="torchrun", local_rank=3)
+    assert module._device("cpu", "cuda", here) == torch.device("cuda", 1)
+
+
+def test_nccl_moves_nothing_that_is_on_the_cpu():
+    with pytest.raises(InputError, match="nccl moves what is on CUDA devices"):
+        module._device("cuda", "cpu", SimpleNamespace(local_rank=0))
+
+
 def test_a_rank_without_a_cuda_device_is_refused(one_of_four, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with (
@@ -111,7 +145,7 @@ def mpi_unloaded(monkeypatch):
 def test_without_mpi4py_the_remedy_is_named(one_of_four, mpi_unloaded, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with (
-        pytest.raises(InputError, match=r"pip install comm-plan\[mpi\]"),
+        pytest.raises(InputError, match=r"pip install 'comm-plan\[mpi\]'"),
         connect("mpi"),
     ):
         pass

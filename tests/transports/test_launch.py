@@ -193,5 +193,5 @@ def test_mpirun_starts_the_ranks_and_passes_their_exit_code_on(tmp_path):
 def test_without_mpirun_the_remedy_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"pip install comm-plan\[mpi\]"):
+    with pytest.raises(InputError, match=r"pip install 'comm-plan\[mpi\]'"):
         run_local(["true"], 2, "mpi")

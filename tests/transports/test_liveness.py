@@ -175,6 +175,14 @@ def test_ranks_stuck_with_a_stopped_one_are_ended(capfd, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_suspended_for_less_than_the_patience_is_waited_for(capfd):
+    assert run("gloo", "pause", 2, 60.0) == 0
+    assert sorted(capfd.readouterr().err.splitlines()) == [
+        f"well: gloo {rank}" for rank in range(RANKS)
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
 def test_a_stopped_rank_is_named_under_mpi_too(capfd):
