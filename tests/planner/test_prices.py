@@ -8,7 +8,13 @@ from comm_plan.planner import Settings
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.prices import DeviceCost
 from comm_plan.plans import CompressionCost
-from comm_plan.plans.compression import KINDS, METHODS, DoubleSqueeze, TopK
+from comm_plan.plans.compression import (
+    KINDS,
+    METHODS,
+    DoubleSqueeze,
+    PartitionTopK,
+    TopK,
+)
 from comm_plan.tests.support.planning import planned
 
 NUMELS = [3, 1000, 123_457, 17]
@@ -161,6 +167,17 @@ def test_in_two_passes_a_rank_encodes_its_part_again_and_decodes_twice(build):
     network = build.network(8, two_pass=build.fit((0, 0.0, BETA)))
     option = make_problem(profile, network).prices.option(DoubleSqueeze())
     assert option.codec_s[-1] == pytest.approx((1 + 1 / 8) * 1e-3 + 2 * 2e-3)
+
+
+def test_a_rank_looks_through_its_own_part_for_partition_topk(build):
+    """Which was measured by one rank, that looks through everything."""
+    cost = CompressionCost(numel=1000, compress_s=0.0, encode_s=8e-3, decompress_s=1e-3)
+    profile = build.profile([1e-3], [1000], compression={"partition_topk": (cost,)})
+    line = build.fit((0, 0.0, BETA))
+    network = build.network(8, allreduce=line, allgather=line)
+    prices = make_problem(profile, network).prices
+    option = prices.option(PartitionTopK(density=0.01))
+    assert option.codec_s[-1] == pytest.approx(8e-3 / 8 + 1e-3)
 
 
 def test_measured_cost_of_dense_copies_is_counted(build):
