@@ -19,7 +19,8 @@ so the result is a function of the data alone, which a bitwise resume needs. Sel
 elements leave in ascending order of index, and are set to zero in the residual.
 
 On CUDA the Triton kernel of :mod:`~comm_plan.compressors.triton_selection` does the
-same; where Triton is missing, PyTorch's own operations do.
+same; of small tensors, where launching its parts would take longest, and where Triton
+is missing, PyTorch's own operations do.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Integers: TypeAlias = npt.NDArray[np.intp]
 Selection: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 CHUNK_NUMEL = 1 << 16  # residual, gradient and scratch of a chunk stay in cache
-SMALL_NUMEL = 1 << 13  # below, a partition of everything is quicker than chunks
+SMALL_NUMEL = 1 << 13  # below, what goes over everything is quicker than parts
 HIGH_DENSITY = 0.125  # above, candidates are too many to be worth collecting
 
 SAMPLED_ABOVE = 128  # how many sampled elements should exceed the true threshold
@@ -74,7 +75,7 @@ def accumulate_and_select(
     """
     if residual.is_cuda:
         kernel = _triton()
-        if kernel is None:
+        if kernel is None or residual.numel() < SMALL_NUMEL:
             return _with_torch(residual, gradient, k)
         selection: Selection = kernel.accumulate_and_select(
             residual, gradient, k, state
@@ -312,7 +313,12 @@ def _triton() -> Any:
 
 def _with_torch(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> Selection:
     residual.add_(gradient)
-    indices = residual.abs().topk(k, sorted=False).indices.sort().values
+    magnitudes = residual.abs()
+    if residual.numel() < SMALL_NUMEL:  # of equal ones the first, as elsewhere
+        chosen = magnitudes.sort(descending=True, stable=True).indices[:k]
+    else:
+        chosen = magnitudes.topk(k, sorted=False).indices
+    indices = chosen.sort().values
     values = residual[indices]
     residual[indices] = 0
     return values, indices.int()

@@ -179,6 +179,24 @@ def test_plain_torch_operations_select_the_same():
     assert torch.equal(other, residual)
 
 
+@pytest.mark.parametrize("numel", [1, 64, selection.SMALL_NUMEL - 1])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.sampled_from(["normal", "few"]), share=st.floats(0, 1))
+def test_plain_torch_operations_take_the_first_of_equals_of_small_tensors(
+    numel, values, share
+):
+    generator = torch.Generator().manual_seed(numel)
+    gradient = torch.randn(numel, generator=generator)
+    if values == "few":
+        gradient = gradient.round()
+    k = max(1, int(share * numel))
+    residual, other = torch.zeros(numel), torch.zeros(numel)
+    expected = accumulate_and_select(residual, gradient, k)
+    by_torch = selection._with_torch(other, gradient, k)
+    assert all(map(torch.equal, by_torch, expected))
+    assert torch.equal(other, residual)
+
+
 def test_the_gradient_is_only_read():
     gradient = torch.randn(NUMEL)
     before = gradient.clone()
