@@ -648,10 +648,10 @@ class Engine(Joinable):
         if all(parameter.grad is None for parameter in self.model.parameters()):
             self._warned = True
             logger.warning(
-                "step %d: no optimizer has taken the means of the step before; what a "
-                "compressor held back of these gradients still goes with later ones. "
-                "Gradients that are thrown away belong in engine.no_sync(), or freeze "
-                "the parameters meanwhile",
+                "step %d: no torch.optim.Optimizer has taken the means of the step "
+                "before; if they were thrown away, what a compressor held back of these "
+                "gradients still goes with later ones: run such a backward in "
+                "engine.no_sync(), or freeze the parameters meanwhile",
                 self.step,
             )
 
