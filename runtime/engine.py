@@ -649,8 +649,8 @@ class Engine(Joinable):
             self._warned = True
             logger.warning(
                 "step %d: no torch.optim.Optimizer has taken the means of the step "
-                "before; if they were thrown away, what a compressor held back of these "
-                "gradients still goes with later ones: run such a backward in "
+                "before; if they were thrown away, what a compressor held back of "
+                "them still goes with later ones: run such a backward in "
                 "engine.no_sync(), or freeze the parameters meanwhile",
                 self.step,
             )
