@@ -11,7 +11,8 @@ host pass over its memory at the same time, and wait for each other. As ``train`
 ``tune`` do, the engine looks sums through for inf and NaN, and hands out parts of
 buckets as gradients. What iterations take longer, less
 what the communication thread adds after backward, over the sum of ``compress_s`` of all
-tensors, is a factor on ``compress_s``; what that thread takes, over the sum of
+tensors, is a factor on ``compress_s``, the update's share of it too, which finds
+gradients where the engine has left them; what that thread takes, over the sum of
 ``encode_s`` and ``decompress_s``, one on those. Whole iterations are compared, for a
 rank that is done sooner waits for the others: where its own backward ends says little
 of them, and scatters more. How costs grow with size stays as measured. They are seen at
@@ -65,9 +66,9 @@ Costs = dict[str, tuple[CompressionCost, ...]]
 Plans = Mapping[tuple[str, bool], Plan]
 """By method, and whether momentum is corrected."""
 
-Seen = tuple[float, float, float]
-"""By one plan: how much longer iterations compute, how long the communication thread
-works, and how long the optimizer does."""
+Seen = tuple[float, float]
+"""By one plan: how much longer iterations are, but for what the communication thread
+adds after backward, and how long that thread works."""
 
 BLOCK = (4, 24)
 """Iterations of one kind after one another: fewest, and most where they are short.
@@ -155,12 +156,11 @@ def _factors(
             perhaps with it.
     """
     sizes = [cost.numel for cost in costs]
-    delay_s, thread_s, update_s = seen[False]
+    delay_s, thread_s = seen[False]
     momentum_s = math.nan
     if True in seen:
-        later_s, _, rest_s = seen[True]
-        longer_s = later_s + rest_s - delay_s - update_s
-        momentum_s = max(0.0, longer_s) / sum(numels)
+        later_s, _ = seen[True]
+        momentum_s = max(0.0, later_s - delay_s) / sum(numels)
 
     def in_all(seconds: Sequence[float]) -> float:
         return float(np.sum(np.interp(numels, sizes, seconds)))
@@ -285,14 +285,13 @@ class _Training:
         for (kind, _), plan in plans.items():
             others = tuple(b for b in plan.buckets if b.compressor.kind != kind)
             before_s = after_s if others == rested else self._resting_s(plan, others)
-            computes_s, thread_s, update_s = self._working(plan, kind)
+            works_s, thread_s = self._working(plan, kind)
             rested, after_s = others, self._resting_s(plan, others)
-            rests_s = (before_s + after_s) / 2
-            seen.append((computes_s - rests_s, thread_s, update_s))
+            seen.append((works_s - (before_s + after_s) / 2, thread_s))
         return seen
 
     def _resting_s(self, plan: Plan, others: Sequence[Bucket]) -> float:
-        """Return how long they compute while of ``plan`` only ``others`` travel."""
+        """Return how long they are while of ``plan`` only ``others`` travel."""
         self.ranks.barrier()
         with ExitStack() as entered:
             if others:
@@ -302,18 +301,18 @@ class _Training:
                 engine = entered.enter_context(self._engine(self.model, plan))
                 entered.enter_context(engine.no_sync())
                 travels = None
-            rows = [_iteration(self.trial, travels) for _ in range(self.block)]
-        computes_s, _ = _medians(rows)
-        return computes_s
+            rows = [(_iteration_s(self.trial, travels),) for _ in range(self.block)]
+        (rests_s,) = _medians(rows)
+        return rests_s
 
     def _working(self, plan: Plan, kind: str) -> list[float]:
-        """Return how long they compute by ``plan``, the thread's time, the update's."""
+        """Return how long they are by ``plan``, and how long the thread works."""
         self.ranks.barrier()
         with self._engine(self.model, plan) as engine:
-            rows = []
-            for _ in range(self.block):
-                computes_s, update_s = _iteration(self.trial, engine)
-                rows.append((computes_s, _thread_s(engine, kind), update_s))
+            rows = [
+                (_iteration_s(self.trial, engine), _thread_s(engine, kind))
+                for _ in range(self.block)
+            ]
         return _medians(rows)
 
     def _engine(self, model: nn.Module, plan: Plan) -> Engine:
@@ -363,17 +362,16 @@ def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
     return medians
 
 
-def _iteration(trial: Trial, engine: Engine | None) -> tuple[float, float]:
-    """Run one; return how long it computes, and how long the update takes.
+def _iteration_s(trial: Trial, engine: Engine | None) -> float:
+    """Run one; return how long it is.
 
     Args:
         trial: runs it.
         engine: what it is busy with after backward is left out; None: nothing travels.
     """
     timings = trial.run(1, 0)
-    update_s = float(timings.update_s[0])
     later_s = 0.0 if engine is None else _exposed_s(engine)
-    return float(timings.total_s[0]) - update_s - later_s, update_s
+    return float(timings.total_s[0]) - later_s
 
 
 def _exposed_s(engine: Engine) -> float:
