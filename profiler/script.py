@@ -57,7 +57,7 @@ from comm_plan.profiler.timings import (
     timings_of,
 )
 from comm_plan.runtime.flat import tensors_in
-from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach, updates
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.allocator import keep_memory
@@ -300,9 +300,7 @@ class _Steps:
         self, optimizer: torch.optim.Optimizer, inputs: object, keywords: object
     ) -> None:
         """End the step if its backward has been."""
-        groups = optimizer.param_groups
-        own = any(p in self._own for group in groups for p in group["params"])
-        if not (own and self._ended):
+        if not (self._ended and updates(optimizer, self._own)):
             return
         self._watch.mark(DONE)
         moments = self._watch.read()

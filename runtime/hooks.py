@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -99,6 +99,14 @@ class Callbacks:
     on_forward_failed: Callable[[], None] = _ignored
     on_backward_lost: Callable[[], None] = _ignored
     on_updated: Callable[[], None] = _ignored
+
+
+def updates(
+    optimizer: torch.optim.Optimizer, parameters: Container[nn.Parameter]
+) -> bool:
+    """Return whether any of ``parameters`` is among those of ``optimizer``."""
+    groups = optimizer.param_groups
+    return any(p in parameters for group in groups for p in group["params"])
 
 
 def attach(
@@ -269,7 +277,7 @@ class _Hooks:
         Raises:
             RunError: it is inside backward.
         """
-        if not self._concerns(optimizer):
+        if not updates(optimizer, self._parameters):
             return
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             raise RunError(
@@ -281,12 +289,8 @@ class _Hooks:
 
     def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell of the end of such a step."""
-        if self._concerns(optimizer):
+        if updates(optimizer, self._parameters):
             self._callbacks.on_updated()
-
-    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        groups = optimizer.param_groups
-        return any(p in self._parameters for group in groups for p in group["params"])
 
     @property
     def _expects_backward(self) -> bool:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -101,12 +101,13 @@ class Recorder:
         """
         of_ranks = transport.gather_objects(self._iterations_s)
         shortest = min(map(len, of_ranks))
-        means_s = np.mean([own[:shortest] for own in of_ranks], axis=0)
+        means_s: list[float] = np.mean(
+            [own[:shortest] for own in of_ranks], axis=0
+        ).tolist()
         hosts = transport.gather_objects(socket.gethostname())
         losses = self._losses[:shortest]
         return RunRecord(
             workload=workload,
-            solver=STOCK_DDP,
             model_fingerprint=model_fingerprint(self._model),
             backend=transport.backend,
             world_size=transport.world_size,
@@ -115,14 +116,22 @@ class Recorder:
             seed=seed,
             steps=steps,
             micro_batches=micro_batches,
-            iteration=_summary(means_s),
             iterations_s=tuple(means_s),
             evaluations=tuple(self.evaluations),
             final_loss=losses[-1] if losses else None,
             losses=tuple(losses) if any(x is not None for x in losses) else (),
             emulated_link=transport.emulated_link,
             parameters_sha256=parameters_sha256(self._model),
+            **self._of_averaging(means_s),
         )
+
+    def _of_averaging(self, means_s: Sequence[float]) -> dict[str, Any]:
+        """Return the fields of the record that depend on who averages.
+
+        Args:
+            means_s: what each step took, the mean of the ranks.
+        """
+        return {"solver": STOCK_DDP, "iteration": _summary(means_s)}
 
 
 class EngineRecorder(Recorder):
@@ -186,40 +195,23 @@ class EngineRecorder(Recorder):
         if reached is not None and len(reached) == 2 + 3 * len(self._engine.buckets):
             self._step_seconds.append(reached)
 
-    def record(
-        self,
-        transport: Transport,
-        *,
-        workload: str,
-        steps: int,
-        seed: int | None = None,
-        micro_batches: int = 1,
-    ) -> RunRecord:
-        """Return what happened; a collective call. See :meth:`Recorder.record`."""
-        found = super().record(
-            transport,
-            workload=workload,
-            steps=steps,
-            seed=seed,
-            micro_batches=micro_batches,
-        )
+    def _of_averaging(self, means_s: Sequence[float]) -> dict[str, Any]:
+        """Return what the plan foresaw, and what its buckets did."""
         self._read_moments()
         plan, last = self._plan, self._engine.plan
-        return found.model_copy(
-            update={
-                "solver": plan.solver,
-                "plan_sha256": plan.sha256,
-                "skipped_steps": self._engine.skipped_steps,
-                "local_steps": plan.local_steps,
-                "iteration": _summary(_rounds(found.iterations_s, plan)),
-                "predicted_iteration_s": plan.predicted and plan.predicted.iteration_s,
-                "predicted_error_s": plan.predicted and plan.predicted.error_s,
-                "traffic": self._traffic(),
-                "timing": median_timing(_warm(self._step_seconds)),
-                "predicted_timing": last.predicted and last.predicted.timing,
-                "replans": tuple(self._engine.replans),
-            }
-        )
+        return {
+            "solver": plan.solver,
+            "plan_sha256": plan.sha256,
+            "skipped_steps": self._engine.skipped_steps,
+            "local_steps": plan.local_steps,
+            "iteration": _summary(_rounds(means_s, plan)),
+            "predicted_iteration_s": plan.predicted and plan.predicted.iteration_s,
+            "predicted_error_s": plan.predicted and plan.predicted.error_s,
+            "traffic": self._traffic(),
+            "timing": median_timing(_warm(self._step_seconds)),
+            "predicted_timing": last.predicted and last.predicted.timing,
+            "replans": tuple(self._engine.replans),
+        }
 
     def _traffic(self) -> Traffic | None:
         if not self._sent_nbytes:

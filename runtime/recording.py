@@ -34,6 +34,7 @@ from typing_extensions import Self
 from comm_plan.errors import InputError
 from comm_plan.plans import Evaluation, RunRecord, check_writable
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.hooks import updates
 from comm_plan.runtime.record import EngineRecorder, Recorder
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
@@ -148,13 +149,9 @@ class record:
         self, optimizer: torch.optim.Optimizer, inputs: object, keywords: object
     ) -> None:
         """End the step, if it is that of this model."""
-        if self._optimizer is None and self._updates_own(optimizer):
+        if self._optimizer is None and updates(optimizer, self._own):
             self._optimizer = optimizer
         if optimizer is self._optimizer:
             now_s = time.perf_counter()
             self._recorder.add_step(now_s - self._begun_s)
             self._begun_s = now_s
-
-    def _updates_own(self, optimizer: torch.optim.Optimizer) -> bool:
-        groups = optimizer.param_groups
-        return any(p in self._own for group in groups for p in group["params"])

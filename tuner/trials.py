@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,9 +140,10 @@ class Trials:
         ranks, model = self._transport, self._model
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
         optimizer = self._workload.optimizer(model.parameters())
-        with self._restored():
+        with ExitStack() as entered:
+            entered.enter_context(self._restored())
             parts = self._micro_batches(plan, chosen)
-            with Engine(
+            engine = Engine(
                 model,
                 plan,
                 ranks,
@@ -152,22 +153,23 @@ class Trials:
                 gradient_as_bucket_view=True,
                 optimizer=optimizer,
                 second_moments=estimator(model, parts),
-            ) as engine:
-                for batch in itertools.islice(batches, warm_up + iterations):
-                    step = iterate(
-                        self._workload.loss,
-                        model,
-                        optimizer,
-                        batch,
-                        micro_batches=parts,
-                        no_sync=engine.no_sync,
-                    )
-                    rows.append(step)
-                    # Those of local steps are a round's, and again in each step.
-                    moments = engine.last_moments if every == 1 else None
-                    if moments is not None and (times := moments.seconds()) is not None:
-                        reached.append(times)
-                    done(len(rows), warm_up + iterations)
+            )
+            entered.enter_context(engine)
+            for batch in itertools.islice(batches, warm_up + iterations):
+                step = iterate(
+                    self._workload.loss,
+                    model,
+                    optimizer,
+                    batch,
+                    micro_batches=parts,
+                    no_sync=engine.no_sync,
+                )
+                rows.append(step)
+                # Moments of local steps are a round's, and again in each of its steps.
+                moments = engine.last_moments if every == 1 else None
+                if moments is not None and (times := moments.seconds()) is not None:
+                    reached.append(times)
+                done(len(rows), warm_up + iterations)
         of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
         seconds = seconds.reshape(-1, every).mean(axis=1).repeat(every)

@@ -1,5 +1,6 @@
 """The record of a loop that is not comm-plan's: steps, times, bytes, what it told."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,6 @@ from comm_plan.runtime.record import Recorder
 from comm_plan.tests.profiler.test_round_trip import FakeTime
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
-from comm_plan.transports.local import LocalTransport
 
 RANKS, STEPS = 2, 8
 PAUSE_S = 0.25
@@ -41,6 +41,14 @@ class Training:
 
 def training(model):
     return Training(model, [torch.optim.SGD(model.parameters(), 0.01)])
+
+
+@contextmanager
+def alone():
+    """Lend an engine of one rank, and a training of its model."""
+    model = net()
+    with comm_plan.parallelize(model, plan_for(model, 1)) as engine:
+        yield engine, training(model)
 
 
 def in_own_loop(plan, output=None, ranks=RANKS):
@@ -104,29 +112,21 @@ def clock(monkeypatch):
 
 
 def test_an_evaluation_is_no_iteration(clock):
-    model = net()
-    engine = comm_plan.parallelize(model, plan_for(model, 1))
-    own = training(model)
-    with comm_plan.record(engine) as run:
+    with alone() as (engine, own), comm_plan.record(engine) as run:
         for _ in range(STEPS):
             own.step()
             clock.sleep(PAUSE_S)
             run.evaluated("accuracy", 0.5)
-    engine.close()
     assert run.record.iterations_s == (0.0,) * STEPS
     assert [found.step for found in run.record.evaluations] == [*range(1, STEPS + 1)]
 
 
 def test_an_iteration_is_all_that_passes_between_two_steps(clock):
-    model = net()
-    engine = comm_plan.parallelize(model, plan_for(model, 1))
-    own = training(model)
-    with comm_plan.record(engine) as run:
+    with alone() as (engine, own), comm_plan.record(engine) as run:
         for step in range(STEPS):
             if step == 4:
                 clock.sleep(PAUSE_S)  # the data, say
             own.step()
-    engine.close()
     assert run.record.iterations_s == (0.0,) * 4 + (PAUSE_S,) + (0.0,) * 3
 
 
@@ -176,31 +176,27 @@ def test_of_ranks_that_made_more_steps_the_first_ones_count():
 
 
 def test_a_block_that_fails_writes_nothing_and_leaves_no_hook(tmp_path):
-    model = net()
-    engine = comm_plan.parallelize(model, plan_for(model, 1))
-    own, path = training(model), tmp_path / "run.json"
-    with (
-        pytest.raises(ZeroDivisionError),
-        comm_plan.record(engine, path) as run,
-    ):
+    path = tmp_path / "run.json"
+    with alone() as (engine, own):
+        with (
+            pytest.raises(ZeroDivisionError),
+            comm_plan.record(engine, path) as run,
+        ):
+            own.step()
+            own.step()
+            raise ZeroDivisionError
+        assert not path.exists()
         own.step()
-        own.step()
-        raise ZeroDivisionError
-    assert not path.exists()
-    own.step()
-    assert run._recorder.steps == 2
-    engine.close()
+        assert run._recorder.steps == 2
 
 
 def test_a_block_without_training_is_refused():
-    model = net()
-    engine = comm_plan.parallelize(model, plan_for(model, 1))
     with (
+        alone() as (engine, _),
         pytest.raises(InputError, match="no optimizer has updated the model"),
         comm_plan.record(engine) as run,
     ):
         run.loss(1.0)  # of no step yet
-    engine.close()
 
 
 def test_what_averages_nothing_is_refused():
@@ -209,10 +205,5 @@ def test_what_averages_nothing_is_refused():
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
-    model = net()
-    engine = comm_plan.parallelize(
-        model, plan_for(model, 1), transport=LocalTransport()
-    )
-    with pytest.raises(InputError, match="absent"):
+    with alone() as (engine, _), pytest.raises(InputError, match="absent"):
         comm_plan.record(engine, tmp_path / "absent" / "run.json")
-    engine.close()
