@@ -63,9 +63,10 @@ def end(process):
 
 
 def newest(folder):
-    """Return the step of the newest checkpoint, 0 without one; old ones are removed."""
-    found = (folder / "checkpoints").glob("step-*")
-    return max((int(path.name.split("-")[1]) for path in found), default=0)
+    """Return the step of the newest complete checkpoint, 0 without one."""
+    names = [path.name for path in (folder / "checkpoints").glob("step-*")]
+    complete = [name for name in names if not name.endswith(".partial")]
+    return max((int(name.removeprefix("step-")) for name in complete), default=0)
 
 
 def logs(folder):
