@@ -21,7 +21,6 @@ import json
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,19 +45,9 @@ from comm_plan.demo import COLLECTIVES
 from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
-from comm_plan.plans import Network, Plan, Profile, Tuning
+from comm_plan.plans import METHODS, Network, Plan, Profile, Tuning
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
-METHODS = ("fp16", "qsgd", "doublesqueeze", "terngrad", "topk", "gtopk")
-ASKED: Mapping[str, tuple[str, ...]] = {
-    **{solver: ("--solver", solver) for solver in SOLVERS},
-    "lags, as printed": ("--solver", "lags", "--literal"),
-    "auto": ("--solver", "auto", *ANY_ACCURACY),
-    **{method: ("--compressor", method) for method in METHODS},
-}
-"""What ``solve`` is told for each plan."""
-
-KINDS = "dense,fp16,qsgd,double_squeeze,terngrad,topk,model_topk"
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 TUNED = "tuned"
@@ -71,6 +60,24 @@ def workload(name: str, folder: Path) -> str:
         profiles.resnet50().save(folder / "resnet50.json")
         return f"replay:{folder / 'resnet50.json'}"
     return CNN
+
+
+def asked(workload: str) -> dict[str, tuple[str, ...]]:
+    """Return what ``solve`` is told for each plan: all solvers, and all methods.
+
+    A replayed model has no samples, of which some methods want second moments.
+    """
+    methods = [
+        name
+        for name, (spec, _) in METHODS.items()
+        if not spec.lossless and (workload == CNN or not spec.needs_second_moments)
+    ]
+    return {
+        **{solver: ("--solver", solver) for solver in SOLVERS},
+        "lags, as printed": ("--solver", "lags", "--literal"),
+        "auto": ("--solver", "auto", *ANY_ACCURACY),
+        **{method: ("--compressor", method) for method in methods},
+    }
 
 
 def where(plans: dict[str, Plan], reached: dict[str, list[dict[str, float]]]) -> str:
@@ -102,13 +109,12 @@ def run(
     name = workload(arguments.workload, folder)
     sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", arguments.budget)
     sweep = comm_plan("benchmark-network", "-o", folder / "network.json",
-                      "--collectives", COLLECTIVES, *sizes)  # fmt: skip
+                      "--collectives", f"{COLLECTIVES},spardl", *sizes)  # fmt: skip
     if arguments.network_hosts:
         with EmulatedHosts(arguments.network_hosts, rate) as hosts:
             run_all(hosts, sweep)
     with EmulatedHosts(arguments.hosts, rate) as hosts:
-        profiling = ("-o", folder / "profile.json", "--compressors", KINDS)
-        run_all(hosts, comm_plan("profile", name, *profiling))
+        run_all(hosts, comm_plan("profile", name, "-o", folder / "profile.json"))
         if not arguments.network_hosts:
             run_all(hosts, sweep)
         common: tuple[object, ...] = ("--world-size", arguments.hosts)
@@ -116,7 +122,7 @@ def run(
             common = (*common, "--momentum-correction")
         plans = {
             each: solve(folder, each, *options, *common)
-            for each, options in ASKED.items()
+            for each, options in asked(name).items()
         }
         if not arguments.network_hosts:
             run_all(hosts, comm_plan("tune", name, "-o", folder / TUNED,

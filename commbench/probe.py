@@ -56,7 +56,7 @@ def probe(
     for nbytes in sizes:
         each_s = {name: seconds(transport, name, nbytes) for name in COLLECTIVES}
         shortest_s = min(shortest_s, each_s["allreduce"])
-        total_s += sweep.fewest_calls(nbytes) * sum(each_s.values())
+        total_s += sum(sweep.fewest_calls(nbytes, s) * s for s in each_s.values())
         if summing.is_fitting(nbytes, each_s["allreduce"]):
             summing_s = summing.CALLS * each_s["allreduce"]
         telling = each_s["allreduce"] >= TELLING * shortest_s

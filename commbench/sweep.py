@@ -1,22 +1,26 @@
 """Measures collectives over sizes on a running cluster.
 
-For each collective and size, largest first: one run whose result is checked, warm-ups,
-then iterations, each behind a barrier. An iteration's time is the maximum over the
+All collectives and sizes, largest first, are gone through in several windows: a machine
+or a network that others share is slower now and faster then, for some seconds each time
+(an all-reduce of 39 MB among four ranks on two cores: 67 to 99 ms within a minute). In
+each window of a size: one run whose result is checked in the first, warm-ups, then
+iterations, each behind a barrier. What takes :data:`LONG_S` or more has one window, for
+that is long enough. An iteration's time is the maximum over the
 ranks of what each rank's clock says between leaving the barrier and having its result:
 that is when the collective is done everywhere, and what a training step waits for. The
 ranks keep their times to themselves until a size is done, so that nothing but the
-barrier lies between iterations.
+barrier lies between iterations. Medians are taken of the iterations of all windows.
 
 Up to :data:`BURST_NBYTES` an iteration is a burst of calls, one right after the other,
 and its time is divided by their number. Short messages of a training step follow each
 other; a lone one takes up to half as long again (Gloo, 4 hosts, 16 KiB: 7.9 against
 5.4 ms), which 161 unmerged gradients would be charged 161 times.
 
-How often a size is repeated follows from the time budget: whoever is next gets an equal
-share of what is left, within :data:`FEWEST` and :data:`MOST`. Sizes that cost more than
-their share get the fewest iterations, and because they come first, the many cheap ones
-divide the rest. Short messages are disturbed most: they get more in any case. Rank 0
-decides, for all.
+How often a size is repeated follows from the time budget: the window that is next gets
+an equal share of what is left, within :data:`FEWEST` and :data:`MOST`. Sizes that cost
+more than their share get the fewest iterations, and because they come first, the many
+cheap ones divide the rest. Short messages are disturbed most: they get more in any
+case. Rank 0 decides, for all.
 
 A barrier lets the ranks go within about one latency of each other, and the maximum
 contains that: for the smallest messages the times are those of ranks that start almost,
@@ -34,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from comm_plan.collectives.operation import Operation
@@ -52,20 +57,33 @@ BURST_NBYTES = 2**20
 
 SYNC = "barrier before each burst of calls (1 call above 1 MiB), maximum over ranks"
 SMALL_NBYTES = 64 * 1024
+WINDOWS = 4
+"""How often all sizes are gone through, of which one time may be a bad one."""
+
+LONG_S = 0.5
+"""A call that takes so long is measured in one window."""
+
 WARM_UPS = (5, 1)
 """Runs before the clock starts: up to :data:`SMALL_NBYTES`, and above."""
 
-FEWEST = (25, 5)
-"""Fewest repetitions of one size: up to :data:`SMALL_NBYTES`, and above."""
+WARM_UPS_AGAIN = 1
+"""The same in later windows."""
 
-MOST = 200
-"""Most repetitions of one size."""
+FEWEST = (7, 2)
+"""Fewest repetitions in a window: up to :data:`SMALL_NBYTES`, and above."""
+
+FEWEST_LONG = 5
+"""The same where there is one window."""
+
+MOST = 50
+"""Most repetitions in a window."""
 
 BUDGET_S = 90.0
 
 LARGEST_NBYTES = 64 * 2**20
 """The largest message that is measured unless told otherwise."""
 
+FloatArray = npt.NDArray[np.float64]
 SweepProgress = Callable[[int, int, str], None]
 
 
@@ -88,10 +106,13 @@ def geometric_sizes(
     return tuple(sizes)
 
 
-def fewest_calls(nbytes: int) -> int:
-    """Return how often a collective of this size is called at least."""
+def fewest_calls(nbytes: int, call_s: float) -> int:
+    """Return how often a collective of this size, that takes so long, is called."""
     size, calls = _size(nbytes), _calls(nbytes)
-    return 1 + calls * (WARM_UPS[size] + FEWEST[size])
+    if call_s >= LONG_S:
+        return 1 + calls * (WARM_UPS[size] + FEWEST_LONG)
+    warm_ups = WARM_UPS[size] + (WINDOWS - 1) * WARM_UPS_AGAIN
+    return 1 + calls * (warm_ups + WINDOWS * FEWEST[size])
 
 
 def _size(nbytes: int) -> int:
@@ -148,15 +169,25 @@ def measure(
             "one rank has no network to measure: start at least 2, with torchrun, "
             "mpirun or --local-ranks 2"
         )
-    samples: dict[str, list[Sample]] = {name: [] for name in collectives}
     deadline_s = time.perf_counter() + budget_s
-    for done, point in enumerate(points):
+    windows: dict[_Point, list[FloatArray]] = {point: [] for point in points}
+    waiting = points * WINDOWS
+    total = len(waiting)
+    while waiting:
+        point = waiting.pop(0)
         if progress is not None:
-            progress(done, len(points), str(point))
-        share_s = (deadline_s - time.perf_counter()) / (len(points) - done)
-        samples[point.collective].append(_measure_point(transport, point, share_s))
+            progress(total - len(waiting) - 1, total, str(point))
+        share_s = (deadline_s - time.perf_counter()) / (len(waiting) + 1)
+        is_first = not windows[point]
+        seconds = _measure_window(transport, point, share_s, is_first=is_first)
+        windows[point].append(seconds)
+        if len(seconds) >= FEWEST_LONG and np.median(seconds) >= LONG_S:
+            waiting = [other for other in waiting if other != point]
     if progress is not None:
-        progress(len(points), len(points), "sums of other formats")
+        progress(total, total, "sums of other formats")
+    samples: dict[str, list[Sample]] = {name: [] for name in collectives}
+    for point, measured in windows.items():
+        samples[point.collective].append(_sample(point.nbytes, measured))
     longer: dict[str, float] = {}
     if reduced := samples.get("allreduce"):
         nbytes = fitting_nbytes((each.nbytes, each.median_s) for each in reduced)
@@ -198,24 +229,37 @@ def whole_nbytes(operation: type[Operation], nbytes: int, world_size: int) -> in
     return -(-nbytes // step) * step
 
 
-def _measure_point(transport: Transport, point: _Point, share_s: float) -> Sample:
+def _measure_window(
+    transport: Transport, point: _Point, share_s: float, *, is_first: bool
+) -> FloatArray:
+    """Return the seconds of each iteration, on the slowest rank."""
     operation = COLLECTIVES[point.collective].operation(transport, point.nbytes)
-    _check(transport, operation, point)
     size, calls = _size(point.nbytes), _calls(point.nbytes)
-    warm_ups, fewest = WARM_UPS[size], FEWEST[size]
+    warm_ups, fewest = WARM_UPS_AGAIN, FEWEST[size]
+    if is_first:
+        _check(transport, operation, point)
+        warm_ups = WARM_UPS[size]
     started_s = time.perf_counter()
     _time(operation, warm_ups, calls)
     each_s = (time.perf_counter() - started_s) / warm_ups
+    if is_first and each_s * operation.time_share >= LONG_S * calls:
+        fewest = FEWEST_LONG
     affordable = int(min(MOST, max(fewest, share_s / each_s)))
     iterations = transport.broadcast_object(affordable)
     every_rank = transport.gather_objects(_time(operation, iterations, calls))
-    slowest_s = np.max(every_rank, axis=0) * operation.time_share
+    slowest_s: FloatArray = np.max(every_rank, axis=0) * operation.time_share
+    return slowest_s
+
+
+def _sample(nbytes: int, windows: Sequence[FloatArray]) -> Sample:
+    """Return what all windows of a size say together."""
+    seconds = np.concatenate(windows)
     return Sample(
-        nbytes=point.nbytes,
-        median_s=float(np.median(slowest_s)),
-        min_s=float(slowest_s.min()),
-        p95_s=float(np.percentile(slowest_s, 95)),
-        iterations=iterations,
+        nbytes=nbytes,
+        median_s=float(np.median(seconds)),
+        min_s=float(seconds.min()),
+        p95_s=float(np.percentile(seconds, 95)),
+        iterations=len(seconds),
     )
 
 

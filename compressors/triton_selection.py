@@ -23,6 +23,10 @@ and equal to it, a prefix sum over the blocks turns the counts into positions, a
 block writes its selected elements there: in index order, ties to the lowest index. The
 candidates of one block are contiguous and in order, so this needs no sorting.
 
+**Compilation.** Triton compiles a kernel again for an integer that is 1, a multiple of
+16, or neither. That of ``n`` lets it load vectors; ``k`` and ``capacity`` are exempt,
+as a model's tensors would have all nine pairs of them.
+
 **Threshold.** The next threshold is the k-th magnitude times ``1 - slack``; the slack
 grows when fewer than 1.5 k candidates were gathered, and shrinks above 2.5 k. Both stay
 on the device. The result does not depend on them, so a resumed run may start without.
@@ -185,7 +189,7 @@ def _speculated(count, k, capacity):
     return (count >= k) & (count <= capacity)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _accumulate(
     residual_ptr, gradient_ptr, threshold_ptr, candidates_ptr, count_ptr, gathered_ptr,
     n, capacity, BLOCK: tl.constexpr,
@@ -210,7 +214,7 @@ def _accumulate(
     tl.store(gathered_ptr + tl.num_programs(0) + block, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "capacity"])
 def _histogram(
     residual_ptr, candidates_ptr, count_ptr, prefix_ptr, histogram_ptr,
     n, k, capacity, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -238,7 +242,7 @@ def _histogram(
     tl.atomic_add(histogram_ptr + bins, counts, mask=counted, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _pick_digit(histogram_ptr, prefix_ptr, above_ptr, k, WIDTH: tl.constexpr):
     """Extend the prefix by the digit of the k-th key; one program."""
     bins = tl.arange(0, 1 << WIDTH)
@@ -275,7 +279,7 @@ def _members(
     return index, value, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "capacity"])
 def _tally(
     residual_ptr, candidates_ptr, count_ptr, gathered_ptr, kth_ptr, tally_ptr,
     n, k, capacity, BLOCK: tl.constexpr, LANES: tl.constexpr,
@@ -299,7 +303,7 @@ def _tally(
     tl.store(tally_ptr + tl.num_programs(0) + block, tl.sum(equal))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "capacity"])
 def _take(
     residual_ptr, candidates_ptr, count_ptr, gathered_ptr, kth_ptr, above_ptr,
     tally_ptr, running_ptr, values_ptr, indices_ptr,
@@ -333,7 +337,7 @@ def _take(
         place += tl.sum(taken.to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _aim(kth_ptr, count_ptr, k, threshold_ptr, slack_ptr, found_ptr):
     """Set the next threshold, above zero; one program."""
     count = tl.load(count_ptr)

@@ -67,7 +67,7 @@ def use_plan(
             options.setdefault("grad_scaler", accelerator.scaler)
             engine = parallelize(prepared, plan, **options)
             engines[prepared] = engine
-            accelerator.register_for_checkpointing(_Residuals(engine))
+            accelerator.register_for_checkpointing(_Residuals(engine, accelerator))
         return prepared
 
     def no_sync(model: nn.Module) -> AbstractContextManager[None]:
@@ -84,11 +84,16 @@ def use_plan(
 class _Residuals:
     """What Accelerate saves and loads: called on all ranks, written by one."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, accelerator: Accelerator) -> None:
         self._engine = engine
+        self._accelerator = accelerator
 
     def state_dict(self) -> EngineState:
-        return self._engine.gathered_state()
+        process = self._accelerator
+        writes = process.is_main_process
+        if process.project_configuration.save_on_each_node:
+            writes = process.is_local_main_process
+        return self._engine.gathered_state(keep=writes)
 
     def load_state_dict(self, state: EngineState) -> None:
         self._engine.load_state_dict(state)

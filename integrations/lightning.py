@@ -94,10 +94,10 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
     ) -> None:
         """Save the residuals of all ranks too."""
         if self.engine is not None:
-            checkpoint[KEY] = self.engine.gathered_state()
+            checkpoint[KEY] = self.engine.gathered_state(keep=self.is_global_zero)
         elif self._left is not None:
             ranks = current_transport(as_plan(self._plan).backend)
-            checkpoint[KEY] = gathered(self._left, ranks)
+            checkpoint[KEY] = gathered(self._left, ranks, keep=self.is_global_zero)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:

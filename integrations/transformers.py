@@ -100,8 +100,9 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
         **others: object,
     ) -> None:
         """Gather the residuals of all ranks, and write them on one."""
-        states = [engine.gathered_state() for engine in self._engines]
-        if args.should_save:
+        writes = args.should_save
+        states = [engine.gathered_state(keep=writes) for engine in self._engines]
+        if writes:
             torch.save(states, _folder(args, state) / FILE)
 
     def on_train_begin(

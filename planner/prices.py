@@ -212,6 +212,14 @@ class Prices:
             rows_s=self._rows_s,
         )
 
+    def expected(self, spec: Spec) -> Spec:
+        """Return ``spec``, where the data decides, as it was seen to send."""
+        seen = self.profile.sent.get(spec.kind)
+        if seen is None:
+            return spec
+        density = seen.by(momentum_correction=self.momentum_correction)
+        return spec if density is None else spec.expecting(density)
+
     def fitted(self, spec: Spec, collective: str | None = None) -> Option:
         """Return :meth:`option` of ``spec`` as it is meant for the model's tensors.
 
@@ -224,7 +232,7 @@ class Prices:
             allowed = [self._allowed(spec, tensor) for tensor in tensors]
             spec = low_rank.allocated(spec.bytes_of, tensors, allowed)
         shapes = [tensor.shape for tensor in tensors]
-        return self.option(spec.fitted(shapes), collective)
+        return self.option(self.expected(spec).fitted(shapes), collective)
 
     @cached_property
     def _rows_s(self) -> FloatArray:

@@ -9,6 +9,7 @@ from comm_plan.planner import evidence
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression.rows import Rows
+from comm_plan.plans.compression.words import Words
 
 BEYOND = 2
 """A message that is so many times as long as any measured one is worth a word."""
@@ -28,6 +29,7 @@ def remarks(
         error_s: how far its prediction may be off; None: not known.
     """
     yield from _second_moments(problem, solution)
+    yield from _decided_by_data(problem, solution)
     yield from _measured_alone(problem)
     yield from _stolen(problem)
     yield from _beyond_samples(problem, solution)
@@ -62,6 +64,28 @@ def _second_moments(problem: Problem, solution: Solution) -> Iterator[str]:
             f"the times of {names} leave out what second moments take: the profile "
             "does not say"
         )
+
+
+def _decided_by_data(problem: Problem, solution: Solution) -> Iterator[str]:
+    """Yield how much is expected to be sent where the data decides it."""
+    told = "expected_density" in problem.settings.options
+    specs = {o.compressor.kind: o.compressor for o in solution.options}
+    for kind, spec in specs.items():
+        if not isinstance(spec, Words) or told:
+            continue
+        share = f"{units.percent(spec.expected_density)} of the elements"
+        example = type(spec).example()
+        seen = problem.prices.expected(example)
+        if seen is not example and seen == spec:
+            yield (
+                f"{kind} sends what the data lets it: {share}, as when the model was "
+                "profiled; that changes as training goes on"
+            )
+        else:
+            yield (
+                f"{kind} sends what the data lets it: that these are {share} is a "
+                "guess, as the profile has not seen it with these options"
+            )
 
 
 def _measured_alone(problem: Problem) -> Iterator[str]:

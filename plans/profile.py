@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from comm_plan.plans.compression.rows import ROW_INDEX_NBYTES
+from comm_plan.plans.compression.spec import Density
 from comm_plan.plans.document import (
     MAX_BATCH_SIZE,
     MAX_INTEGER,
@@ -226,6 +227,21 @@ class SecondMoments(Value):
         return self.objection is None or self.micro_batches is not None
 
 
+class Sent(Value):
+    """Which share of its elements a rank sends by a method that lets the data decide.
+
+    Of the model's own gradients, by the method's default options. ``corrected``: with
+    momentum correction; None: not measured.
+    """
+
+    density: Density
+    corrected: Density | None = None
+
+    def by(self, *, momentum_correction: bool) -> float | None:
+        """Return the density with momentum correction, or without; None: unknown."""
+        return self.corrected if momentum_correction else self.density
+
+
 class Profile(Document):
     """Times and sizes of a model's gradients, in the order in which they get ready.
 
@@ -233,8 +249,9 @@ class Profile(Document):
     each other. ``handoff_s`` passes before the communication thread, if it has nothing
     to do, takes a bucket that is ready. Without ``contention`` computation and
     communication are taken not to slow each other. Without ``second_moments`` it is not
-    known how they can be had. ``stolen``: the share of its processors' time that a
-    virtual machine did not get meanwhile, of the rank where it was largest.
+    known how they can be had. ``sent`` is by kind of compressor. ``stolen``: the share
+    of its processors' time that a virtual machine did not get meanwhile, of the rank
+    where it was largest.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/profile"
@@ -257,6 +274,7 @@ class Profile(Document):
     backward_spread: Spread | None = None
     contention: Contention | None = None
     second_moments: SecondMoments | None = None
+    sent: dict[Name, Sent] = {}
     stolen: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")

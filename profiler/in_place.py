@@ -47,12 +47,11 @@ from comm_plan.plans import (
     Plan,
     PlannedModel,
     Profile,
-    TensorTiming,
 )
-from comm_plan.plans.compression import Dense, Spec, spec_class
-from comm_plan.plans.compression.rows import Rows
+from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.compression import coded_by_default
+from comm_plan.profiler.one_rank import plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -105,7 +104,7 @@ def in_place(
     middles = {
         kind: _middle(costs[kind])
         for kind in costs
-        if _works_alike_on_all(spec_class(kind)) and _taken(profile, spec_class(kind))
+        if _works_alike_on_all(spec_class(kind)) and taken(profile, spec_class(kind))
     }
     optimizer = workload.optimizer(workload.model.parameters())
     plans = _plans(profile, middles, can_be_corrected(optimizer))
@@ -116,8 +115,7 @@ def in_place(
     by_plan = dict(zip(plans, mean, strict=True))
     for kind, middle in middles.items():
         seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
-        taken = _taken(profile, spec_class(kind))
-        numels = [tensor.numel for tensor in taken]
+        numels = [tensor.numel for tensor in taken(profile, spec_class(kind))]
         coded = coded_by_default(kind, LocalTransport.world_size)
         factors = _factors(numels, middle, coded, seen)
         costs[kind] = _corrected(costs[kind], middle, *factors)
@@ -194,47 +192,12 @@ def _plans(
     """
     plans = {}
     for kind, middle in costs.items():
-        plan = _plan(profile, spec_class(kind).at_density(middle[0].density))
+        plan = plan_by(profile, spec_class(kind).at_density(middle[0].density))
         plans[kind, False] = plan
         if corrected and any(cost.momentum_s for cost in middle):
             momentum = {"momentum_correction": True}
             plans[kind, True] = plan.model_copy(update=momentum)
     return plans
-
-
-def _taken(profile: Profile, spec: type[Spec]) -> list[TensorTiming]:
-    """Return the tensors that ``spec`` takes."""
-    return [t for t in profile.tensors if t.rows is None and t.dtype in spec.dtypes]
-
-
-def _plan(profile: Profile, spec: Spec) -> Plan:
-    """Return a bucket of all tensors that ``spec`` takes, and others for the rest.
-
-    One for each other dtype, and one for each sparse gradient.
-    """
-    taken = {tensor.name for tensor in _taken(profile, type(spec))}
-    members: dict[tuple[str, Spec], list[str]] = {}
-    for tensor in profile.tensors:
-        key, own = tensor.dtype, spec if tensor.name in taken else Dense()
-        if tensor.rows is not None:
-            key, own = tensor.name, Rows()
-        members.setdefault((key, own), []).append(tensor.name)
-    return Plan(
-        solver="single",
-        model=PlannedModel(
-            name=profile.model.name, fingerprint=profile.model.fingerprint
-        ),
-        world_size=1,
-        backend=LocalTransport.backend,
-        buckets=tuple(
-            Bucket(
-                tensors=tuple(names),
-                compressor=own,
-                collective=own.default_collective(),
-            )
-            for (_, own), names in members.items()
-        ),
-    )
 
 
 def _seen(

@@ -5,7 +5,8 @@ ranks, what an iteration takes beyond its parts because ranks wait for each othe
 (``waiting``), and how much computation and communication slow each other
 (``contention``); what compressors cost on their own (``compression``) and within the
 training (``in_place``); how well matrices of low rank approximate the gradients
-(``low_rank``). The medians are taken in ``assembly``.
+(``low_rank``); how much is sent where the data decides it (``sent``). The medians are
+taken in ``assembly``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from comm_plan.profiler.iterations import Iterations
 from comm_plan.profiler.low_rank import with_low_rank
 from comm_plan.profiler.ranks import check_same_model
 from comm_plan.profiler.second_moments import with_second_moments
+from comm_plan.profiler.sent import with_sent
 from comm_plan.profiler.stolen import watch as watch_stolen
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
+from comm_plan.runtime.restored import restored
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
@@ -54,7 +57,7 @@ def measure(
     find_unused_parameters: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> Profile:
-    """Return the profile of ``workload``, which this trains.
+    """Return the profile of ``workload``, whose model is as before afterwards.
 
     Args:
         workload: what to measure; its model is moved to the device.
@@ -79,17 +82,38 @@ def measure(
         raise InputError(
             f"iterations is {iterations}, medians need {MIN_ITERATIONS}: raise it"
         )
-    stolen = watch_stolen()
     ranks = transport or LocalTransport(usable_device(device))
-    parameters = trainable(workload.model)
-    check_parameters(workload.name, parameters)
-    check_same_model(ranks.gather_objects(model_fingerprint(workload.model)))
-    numel = numel_of(parameters)
+    model = workload.model.to(ranks.device)
+    check_parameters(workload.name, trainable(model))
+    check_same_model(ranks.gather_objects(model_fingerprint(model)))
 
     def watch(what: str) -> PassProgress:
         return lambda done, total: progress(done, total, what)
 
-    timed = Iterations(workload, ranks, iterations, warmup, watch(ITERATIONS))
+    with restored(model):
+        timed = Iterations(workload, ranks, iterations, warmup, watch(ITERATIONS))
+        profile = _timed(workload, ranks, kinds, timed, find_unused_parameters, watch)
+    return with_sent(
+        workload,
+        profile,
+        kinds,
+        ranks,
+        watch("what the data lets methods send"),
+        find_unused_parameters=find_unused_parameters or timed.some_were_unused,
+    )
+
+
+def _timed(
+    workload: Measurable,
+    ranks: Transport,
+    kinds: Sequence[str],
+    timed: Iterations,
+    find_unused_parameters: bool,
+    watch: Callable[[str], PassProgress],
+) -> Profile:
+    """Return what can be timed; the iterations train the model."""
+    stolen = watch_stolen()
+    numel = numel_of(trainable(workload.model))
     timed.window()
     costs = compression_costs(
         numel,

@@ -16,7 +16,7 @@ from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.timings import Measurable
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.second_moments import ExactSecondMoments
-from comm_plan.runtime.second_moments.choice import EXACT, estimator
+from comm_plan.runtime.second_moments.choice import EXACT, chosen, estimator
 from comm_plan.transports.base import Transport
 from comm_plan.transports.elapsed import elapsed_s
 from comm_plan.workloads.base import endless
@@ -50,7 +50,7 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
     model = workload.model
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, ranks.rank, ranks.world_size)
-    parts = EXACT if found.objection is None else found.micro_batches or EXACT
+    parts = chosen(found) or EXACT
 
     def plain() -> None:
         iterate(workload.loss, model, optimizer, next(batches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -17,7 +17,7 @@ from comm_plan.plans import (
     Spread,
     Tuning,
 )
-from comm_plan.plans.profile import SecondMoments
+from comm_plan.plans.profile import SecondMoments, Sent
 from comm_plan.report.facts import Fact
 from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
@@ -88,6 +88,8 @@ def profile_rows(profile: Profile) -> list[Fact]:
         rows.append(("compressors costed", ", ".join(profile.compression)))
     if profile.second_moments is not None:
         rows.append(("second moments", _second_moments(profile.second_moments)))
+    if profile.sent:
+        rows.append(("sent where data decides", _sent(profile.sent)))
     return rows
 
 
@@ -99,6 +101,18 @@ def _second_moments(found: SecondMoments) -> str:
     if found.extra_s is None:
         return how
     return f"{how}, {units.seconds(found.extra_s)} more an iteration"
+
+
+def _sent(found: Mapping[str, Sent]) -> str:
+    """Return what each method sends, with momentum correction too if that is known."""
+
+    def said(sent: Sent) -> str:
+        plain = units.percent(sent.density)
+        if sent.corrected is None:
+            return plain
+        return f"{plain} ({units.percent(sent.corrected)} with momentum correction)"
+
+    return ", ".join(f"{kind} {said(sent)}" for kind, sent in found.items())
 
 
 def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:

@@ -39,7 +39,7 @@ from comm_plan.errors import InputError, OutputError, one_line
 from comm_plan.plans.files import make_folder
 from comm_plan.runtime import checkpoint_file, randomness
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.state import EngineState, gathered_one_by_one, on_cpu
+from comm_plan.runtime.state import EngineState, on_cpu, one_by_one
 from comm_plan.transports.base import Transport
 
 COMMON = ("settings", "asked", "progress", "model", "optimizer")
@@ -274,7 +274,7 @@ class Checkpoints:
         states: list[EngineState] = [
             {**state, "ranks": on_cpu(state["ranks"])} for state in own
         ]
-        every_rank = gathered_one_by_one(states, self._transport)
+        every_rank = one_by_one(states, self._transport)
         found = [state for states in every_rank for state in states]
         written_by = found[0]["world_size"]
         if len(found) < written_by:

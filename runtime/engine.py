@@ -347,12 +347,13 @@ class Engine(Joinable):
             "ranks": {str(ranks.rank): self.remembered()},
         }
 
-    def gathered_state(self) -> EngineState:
+    def gathered_state(self, *, keep: bool = True) -> EngineState:
         """Return :meth:`state_dict` with the parts of all ranks; all call it.
 
-        They are in main memory.
+        They are in main memory, as many times the model as there are ranks: let only
+        the rank that writes them ``keep`` them; the others get their own.
         """
-        return gathered(self.state_dict(), self._transport)
+        return gathered(self.state_dict(), self._transport, keep=keep)
 
     def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypedDict, TypeVar
 
 import torch
@@ -51,26 +51,26 @@ def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
     }
 
 
-def gathered(state: EngineState, ranks: Transport) -> EngineState:
-    """Return ``state`` with the parts of all ranks, in main memory; all call it."""
-    parts = dict(state["ranks"])
-    for part in gathered_one_by_one(on_cpu(parts), ranks):
-        parts.update(part)
+def gathered(state: EngineState, ranks: Transport, *, keep: bool = True) -> EngineState:
+    """Return ``state`` with the parts of all ranks, in main memory; all call it.
+
+    Args:
+        state: of this rank.
+        ranks: all of them.
+        keep: this rank wants the parts of the others; if not, it has room for no more
+            than one of them at a time.
+    """
+    parts = on_cpu(state["ranks"])
+    for part in one_by_one(parts, ranks):
+        if keep:
+            parts = parts | part
     return {**state, "ranks": parts}
 
 
-def gathered_one_by_one(value: T, ranks: Transport) -> list[T]:
-    """Return every rank's ``value``, which may be as large as the model; all call it.
-
-    NCCL gathers pickles in a buffer of the device, for all ranks at once.
-    """
-    if ranks.device.type != "cuda":
-        return ranks.gather_objects(value)
-    every = range(ranks.world_size)
-    return [
-        ranks.broadcast_object(value if rank == ranks.rank else None, rank)
-        for rank in every
-    ]
+def one_by_one(value: T, ranks: Transport) -> Iterator[T]:
+    """Yield every rank's ``value``, as large as the model, say; all go to its end."""
+    for rank in range(ranks.world_size):
+        yield ranks.broadcast_object(value if rank == ranks.rank else None, rank)
 
 
 def share_of(

@@ -226,9 +226,10 @@ def _posed(
             mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
             posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
     for method_name in METHODS if settings.allow is None else settings.allow:
-        spec, _ = method(method_name)
-        if spec.lossless:
+        named, _ = method(method_name)
+        if named.lossless:
             continue
+        spec = problem.prices.expected(named)
         name = f"{MERGED}, {method_name}"
         if spec.ratio > settings.max_ratio * evidence.SLACK:
             missing[name] = (

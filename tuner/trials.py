@@ -10,19 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from comm_plan.plans import Plan, Timing
 from comm_plan.profiler.timings import SecondsArray
-from comm_plan.runtime import randomness
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.restored import restored
 from comm_plan.runtime.second_moments.choice import (
     EXACT,
     estimator,
@@ -33,7 +32,6 @@ from comm_plan.runtime.step import OnNonFinite
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
-from comm_plan.workloads.modes import kept, training
 
 WARM_UP = 2
 """First iterations of a block, which are not counted: allocations, first touches."""
@@ -141,7 +139,7 @@ class Trials:
         batches = endless(self._workload.batches, ranks.rank, ranks.world_size, chosen)
         optimizer = self._workload.optimizer(model.parameters())
         with ExitStack() as entered:
-            entered.enter_context(self._restored())
+            entered.enter_context(restored(model))
             parts = self._micro_batches(plan, chosen)
             engine = Engine(
                 model,
@@ -195,32 +193,3 @@ class Trials:
         of_ranks = self._transport.gather_objects(median_timing(reached))
         known = [timing for timing in of_ranks if timing is not None]
         return of_all_ranks(known) if len(known) == len(of_ranks) else None
-
-    @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Train; put all that this changes of model and process back afterwards.
-
-        Parameters, buffers, gradients, which modules train, and random numbers.
-
-        Modules may hold other tensors as buffers by then: they get their own back.
-        """
-        buffers = [(module, dict(module._buffers)) for module in self._model.modules()]
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        values = [tensor.detach().clone() for tensor in tensors]
-        gradients = [parameter.grad for parameter in self._model.parameters()]
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        with randomness.kept(), kept(self._model):
-            training(self._model)
-            try:
-                yield
-            finally:
-                for module, own in buffers:
-                    module._buffers.clear()
-                    module._buffers.update(own)
-                with torch.no_grad():
-                    for tensor, value in zip(tensors, values, strict=True):
-                        tensor.copy_(value)
-                pairs = zip(self._model.parameters(), gradients, strict=True)
-                for parameter, gradient in pairs:
-                    parameter.grad = gradient

@@ -87,9 +87,10 @@ def method(name: str, **options: object) -> tuple[Spec, str]:
     if name not in METHODS:
         raise unknown("compressor", name, METHODS)
     spec, collective = METHODS[name]
+    own = spec.model_dump(exclude_unset=True)
     given = {key: _read(value) for key, value in options.items()}
     try:
-        return type(spec).model_validate(spec.model_dump() | given), collective
+        return type(spec).model_validate(own | given), collective
     except ValidationError as error:
         problem = error.errors()[0]
         fields = ", ".join(key for key in type(spec).model_fields if key != "kind")

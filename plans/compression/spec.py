@@ -204,6 +204,14 @@ class Spec(Value):
         None: it wants no second moments.
         """
 
+    def expecting(self, density: float) -> Self:
+        """Return it as it is where the data decides how much is sent, if it does.
+
+        Args:
+            density: what its default options were seen to send.
+        """
+        return self
+
     @property
     @abstractmethod
     def state(self) -> tuple[str, ...]:

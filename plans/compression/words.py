@@ -51,6 +51,17 @@ class Words(Spec):
         words = sum(selected(numel, self.expected_density) for numel in numels)
         return WORD_NBYTES * words
 
+    def expecting(self, density: float) -> Self:
+        """Return it with the density that was seen of its defaults.
+
+        Itself, if it was told another or has other options.
+        """
+        if "expected_density" in self.model_fields_set:
+            return self
+        expecting = self.model_copy(update={"expected_density": density})
+        seen = self.example().model_copy(update={"expected_density": density})
+        return expecting if expecting == seen else self
+
     def densities(self, tensors: int) -> tuple[float, ...]:
         """Return the expected density for each tensor."""
         return (self.expected_density,) * tensors

@@ -117,19 +117,20 @@ def micro_batches(
         batches = workload.batches(transport.rank, transport.world_size, 0, seed)
         own = survey(deepcopy(workload.model), workload.loss, next(iter(batches)))
     found = common(transport.gather_objects(own))
-    if found.objection is None:
-        return EXACT
-    if found.micro_batches is None:
+    parts = chosen(found)
+    if parts is None:
         raise MismatchError(
             f"{found.objection}, and a batch cannot be cut into micro-batches, so "
             "there are no second moments: use another compressor or batch size"
         )
-    if transport.rank == 0:
-        tell(
-            f"second moments from {found.micro_batches} micro-batches: "
-            f"{found.objection}"
-        )
-    return found.micro_batches
+    if parts != EXACT and transport.rank == 0:
+        tell(f"second moments from {parts} micro-batches: {found.objection}")
+    return parts
+
+
+def chosen(found: SecondMoments) -> int | None:
+    """Return into how many micro-batches to cut a batch; None: nothing serves."""
+    return EXACT if found.objection is None else found.micro_batches
 
 
 def estimator(model: nn.Module, parts: int) -> MicroBatchSecondMoments | None:

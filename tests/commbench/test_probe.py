@@ -33,7 +33,7 @@ def test_sizes_are_probed_until_a_sweep_is_over_its_time(link):
 
 def test_a_sweep_calls_every_collective_and_sums_other_formats(link):
     short, long, *_ = run_ranks(2, probe, SIZES, 10.0)[0]
-    calls = len(COLLECTIVES) * fewest_calls(4)
+    calls = len(COLLECTIVES) * fewest_calls(4, call_s(4))
     assert short.sweep_s == pytest.approx((calls + summing.CALLS) * call_s(4))
     total_s = calls * (call_s(4) + call_s(64)) + summing.CALLS * call_s(64)
     assert long.sweep_s == pytest.approx(total_s)

@@ -8,11 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from comm_plan.collectives.registry import COLLECTIVES
-from comm_plan.commbench.sweep import FEWEST, MOST, SYNC, geometric_sizes, measure
+from comm_plan.commbench import sweep as sweep_module
+from comm_plan.commbench.sweep import (
+    FEWEST,
+    FEWEST_LONG,
+    MOST,
+    SYNC,
+    WINDOWS,
+    geometric_sizes,
+    measure,
+)
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
@@ -37,7 +47,7 @@ def test_all_ranks_get_the_same_fitted_network(world_size):
         assert cost.fit is not None
         for sample in cost.samples:
             assert 0 < sample.min_s <= sample.median_s <= sample.p95_s
-            assert sample.iterations == FEWEST[0]  # all of them are short
+            assert sample.iterations == WINDOWS * FEWEST[0]  # all of them are short
 
 
 def test_the_document_survives_its_file(tmp_path):
@@ -80,9 +90,47 @@ def test_progress_counts_to_the_end():
         sweep(transport, ("allreduce",), progress=lambda *call: listener(call))
 
     run_ranks(2, watch)
-    assert [done for done, _, _ in seen] == [0, 1, 2, 3]
-    assert {total for _, total, _ in seen} == {3}
+    total = WINDOWS * len(SIZES)
+    assert [done for done, _, _ in seen] == list(range(total + 1))
+    assert {total for _, total, _ in seen} == {total}
     assert seen[0][2] == "allreduce of 4096 bytes"
+
+
+def test_every_size_is_measured_early_and_late():
+    """Calls of one size lie apart, for a network is not equally fast all the time."""
+    seen = []
+
+    def watch(transport):
+        listener = seen.append if transport.rank == 0 else lambda call: None
+        sweep(transport, ("allreduce",), progress=lambda *call: listener(call[2]))
+
+    run_ranks(2, watch)
+    *measured, _ = seen
+    assert measured == measured[: len(SIZES)] * WINDOWS
+
+
+def test_what_takes_long_is_measured_at_once(monkeypatch):
+    monkeypatch.setattr(sweep_module, "LONG_S", 0.0)
+    network = run_ranks(2, sweep, ("allreduce",))[0]
+    iterations = {each.iterations for each in network.collectives["allreduce"].samples}
+    assert iterations == {FEWEST_LONG}
+
+
+def test_a_slow_moment_is_outvoted(monkeypatch):
+    """One window of four is ten times as slow: the median is that of the others."""
+    windows = []
+
+    def moment(transport, point, share_s, *, is_first):
+        windows.append(point)
+        return np.full(FEWEST[0], 1e-2 if len(windows) <= len(SIZES) else 1e-3)
+
+    monkeypatch.setattr(sweep_module, "_measure_window", moment)
+    monkeypatch.setattr(sweep_module, "summing", lambda *_: {})
+    transport = LocalTransport()
+    transport.world_size = 2
+    network = measure(transport, ("allreduce",), SIZES, budget_s=0.0)
+    medians = {each.median_s for each in network.collectives["allreduce"].samples}
+    assert medians == {1e-3}
 
 
 def test_long_messages_get_fewer_iterations():
@@ -91,7 +139,8 @@ def test_long_messages_get_fewer_iterations():
 
     network = run_ranks(2, poor)[0]
     short, long = network.collectives["broadcast"].samples
-    assert (short.iterations, long.iterations) == FEWEST
+    expected = tuple(WINDOWS * fewest for fewest in FEWEST)
+    assert (short.iterations, long.iterations) == expected
 
 
 def test_a_larger_budget_buys_iterations_up_to_the_most():
@@ -100,7 +149,7 @@ def test_a_larger_budget_buys_iterations_up_to_the_most():
 
     network = run_ranks(2, rich)[0]
     (sample,) = network.collectives["broadcast"].samples
-    assert sample.iterations == MOST
+    assert sample.iterations == WINDOWS * MOST
 
 
 class Faulty(ThreadTransport):

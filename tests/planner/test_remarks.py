@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.planner import Settings, make_problem, summarise
-from comm_plan.plans import Contention, Sample, Spread
+from comm_plan.plans import CompressionCost, Contention, Sample, Spread
+from comm_plan.plans.compression import Strom
+from comm_plan.plans.profile import Sent
 from comm_plan.tests.support import documents
 
 SAMPLES = tuple(
@@ -78,3 +80,38 @@ def test_how_far_the_measurements_scatter_is_told():
     spread = Spread(p05_s=0.9, p95_s=1.1)
     text = said(forward_spread=spread, backward_spread=spread)
     assert "predictions are within about" in text
+
+
+def of_strom(density=None, **options):
+    """Return what is said of Strom on a model that was seen to send ``density``."""
+    cost = documents.fit((0, 1e-3, 1e-8)).model_copy(update={"samples": SAMPLES})
+    network = documents.network(4, allreduce=cost, allgather=cost)
+    costs = (CompressionCost(numel=10_000, compress_s=1e-4, decompress_s=1e-4),)
+    measured = documents.profile([0.01], [10_000], compression={"strom": costs})
+    if density is not None:
+        sent = {"strom": Sent(density=density)}
+        measured = measured.model_copy(update={"sent": sent})
+    settings = Settings(compressor="strom", options=options)
+    summary = summarise(make_problem(measured, network, settings), ["single"])
+    plan = summary.plan("single")
+    (bucket,) = plan.buckets
+    return bucket.compressor.expected_density, " | ".join(summary.remarks(plan))
+
+
+def test_what_the_model_was_seen_to_send_is_expected():
+    density, text = of_strom(0.25)
+    assert density == 0.25
+    assert "25.0 % of the elements, as when the model was profiled" in text
+
+
+def test_what_was_not_seen_is_said_to_be_a_guess():
+    for found in (of_strom(), of_strom(0.25, tau=3.0)):
+        density, text = found
+        assert density == Strom.example().expected_density
+        assert "1.00 % of the elements is a guess" in text
+
+
+def test_what_is_told_is_expected():
+    density, text = of_strom(0.25, expected_density=0.5)
+    assert density == 0.5
+    assert "of the elements" not in text

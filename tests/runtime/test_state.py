@@ -8,8 +8,9 @@ from torch._subclasses import FakeTensorMode
 
 from comm_plan.plans import ModelTopK, PowerSgd, TopK, Vgc
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.state import share_of
+from comm_plan.runtime.state import EngineState, gathered, share_of
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 NAME = "0.weight"
@@ -65,13 +66,33 @@ def test_ranks_gather_what_they_remember_in_main_memory(monkeypatch):
     exchanged = []
     made = engine(rank=1)
     monkeypatch.setattr(made, "remembered", lambda: on_devices(1)["0"])
-    monkeypatch.setattr(
-        made.transport, "gather_objects", lambda ranks: exchanged.append(ranks) or [{}]
-    )
+
+    def broadcast(ranks, root):
+        exchanged.append(ranks)
+        return ranks
+
+    monkeypatch.setattr(made.transport, "broadcast_object", broadcast)
     made.gathered_state()
     residual = exchanged[0]["0"][NAME]["residual"]
     assert residual.device == torch.device("cpu")
     made.close()
+
+
+def test_only_a_rank_that_keeps_them_gets_the_parts_of_the_others():
+    def state_of(transport):
+        state: EngineState = {
+            "step": 3,
+            "skipped_steps": 0,
+            "world_size": 3,
+            "scale": 1.0,
+            "ranks": {str(transport.rank): {NAME: {"residual": torch.ones(2)}}},
+        }
+        return gathered(state, transport, keep=transport.rank == 1)
+
+    states = run_ranks(3, state_of)
+    held = [sorted(state["ranks"]) for state in states]
+    assert held == [["0"], ["0", "1", "2"], ["2"]]
+    assert {state["step"] for state in states} == {3}
 
 
 def test_what_is_gathered_takes_no_more_room_than_it_holds():

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from comm_plan.options import Group, grouped
+from comm_plan.commands.options import Group, grouped
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from comm_plan.plans.local import LocalSteps
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from comm_plan.options import Training
+    from comm_plan.commands.options import Training
     from comm_plan.runtime.learning_rate import LearningRate
 
 Number = TypeVar("Number", int, float)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from comm_plan import arguments, screen
+from comm_plan import screen
+from comm_plan.commands import arguments
+from comm_plan.commands.options import Backend, Ranks
 from comm_plan.errors import InputError
-from comm_plan.options import Backend, Ranks
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:

@@ -1,0 +1,83 @@
+"""``comm-plan benchmark-network``: a cluster, measured or imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from comm_plan import screen
+from comm_plan.collectives.registry import COLLECTIVES
+from comm_plan.commands import arguments, launching
+from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
+from comm_plan.commands.output import finish
+from comm_plan.plans.document import MAX_RANKS, YEAR_S
+
+if TYPE_CHECKING:
+    from comm_plan.plans import Network
+    from comm_plan.transports.base import Transport
+
+
+@grouped
+def benchmark_network(
+    *,
+    context: typer.Context,
+    output: Annotated[Path, typer.Option("-o", "--output")] = Path("network.json"),
+    ranks: Ranks,
+    collectives: Annotated[
+        str | None, typer.Option(help="Comma-separated. Default: all.")
+    ] = None,
+    max_nbytes: Annotated[
+        int, typer.Option("--max-bytes", min=4, help="Largest message.")
+    ] = 64 * 1024 * 1024,
+    budget_s: Annotated[
+        float,
+        typer.Option(
+            "--budget", min=0, max=YEAR_S, help="About so many seconds in all."
+        ),
+    ] = 90.0,
+    imported: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Read nccl-tests or OSU output instead."),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=2, max=MAX_RANKS, help="Ranks of the imported files."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure what collectives cost on this cluster, and fit it."""
+    from comm_plan.plans import check_writable
+
+    if imported:
+        from comm_plan.commbench.importing import load
+
+        measuring = {"collectives", "max_nbytes", "budget_s", *fields_of(Ranks)}
+        refuse_given(context, measuring - {"backend"}, "it is not for --import")
+
+        measured = load(
+            imported, world_size=world_size, backend=arguments.value(ranks.backend)
+        )
+    else:
+        refuse_given(context, {"world_size"}, "it is for --import")
+        launching.start_ranks(context, ranks)
+        check_writable(output)
+        with launching.connected(ranks) as transport:
+            measured = _sweep(transport, collectives, max_nbytes, budget_s)
+    finish(measured, output, json)
+
+
+def _sweep(
+    transport: Transport, collectives: str | None, max_nbytes: int, budget_s: float
+) -> Network:
+    from comm_plan.commbench.sweep import geometric_sizes, measure
+
+    with screen.progress() as progress:
+        return measure(
+            transport,
+            collectives=arguments.names(collectives) or tuple(COLLECTIVES),
+            sizes=geometric_sizes(largest=max_nbytes),
+            budget_s=budget_s,
+            progress=progress,
+        )

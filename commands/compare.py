@@ -1,0 +1,94 @@
+"""``comm-plan compare``: a workload, trained by several plans in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from comm_plan import screen
+from comm_plan.commands import arguments, launching
+from comm_plan.commands.options import (
+    FindUnusedParameters,
+    OptimizerChanges,
+    Ranks,
+    Training,
+    WorkloadArgument,
+    WorkloadOptions,
+    grouped,
+)
+from comm_plan.commands.planned import plan_for_these
+from comm_plan.commands.workload import load_workload
+from comm_plan.transports.ranks import place
+
+if TYPE_CHECKING:
+    from comm_plan.runtime.engine import Engine
+    from comm_plan.runtime.trainer import Event
+
+
+@grouped
+def compare(
+    *,
+    context: typer.Context,
+    workload: WorkloadArgument,
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...")],
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the run records.")
+    ] = Path(),
+    target: Annotated[
+        float | None, typer.Option(help="Also show the time to this accuracy or loss.")
+    ] = None,
+    changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
+    training: Training,
+    find_unused_parameters: FindUnusedParameters = False,
+    ranks: Ranks,
+) -> None:
+    """Train by several plans at once, in turns: was it worth it?"""
+    ranks = launching.as_planned(ranks, plans[0])
+    launching.start_ranks(context, ranks)
+    from comm_plan.plans import check_writable
+    from comm_plan.plans.files import make_folder
+    from comm_plan.report.comparison import comparison
+    from comm_plan.runtime.side_by_side import train_side_by_side
+    from comm_plan.runtime.trainer import Options
+
+    make_folder(folder)
+    names = arguments.names_of(plans, "plan-")
+    outputs = [folder / f"run-{name}.json" for name in names]
+    for output in outputs:
+        check_writable(output)
+    link = launching.link_of(ranks)
+    chosen = [plan_for_these(plan, None, link) for plan in plans]
+    model = load_workload(workload, changes, optimizer, training.seed)
+    with (
+        launching.connected(ranks) as transport,
+        screen.progress() as progress,
+    ):
+
+        def watch(event: Event, engine: Engine) -> None:
+            what = f"{engine.plan.solver}, loss {event.loss:.4f}"
+            progress(event.step, training.steps, what)
+
+        options = Options(
+            epochs=training.epochs,
+            steps=training.steps,
+            seed=training.seed,
+            learning_rate=arguments.learning_rate(training),
+            find_unused_parameters=find_unused_parameters,
+            density_warmup=arguments.density_warmup(training.density_warmup),
+            watcher=watch,
+        )
+        records = train_side_by_side(model, chosen, transport, options)
+    if place().rank == 0:
+        for output, record in zip(outputs, records, strict=True):
+            record.save(output)
+        pairs = list(zip(names, records, strict=True))
+        screen.show(comparison(pairs, target, how="side by side, in turns"))
+        if target is not None and not any(record.evaluations for record in records):
+            screen.say(
+                f"--target {target:g}: no run has a metric: give the workload an "
+                "evaluate function"
+            )
+        screen.say(f"wrote {', '.join(map(str, outputs))}")

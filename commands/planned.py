@@ -1,0 +1,42 @@
+"""The plan of a command line, for the ranks that are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comm_plan import screen
+from comm_plan.transports.ranks import place
+
+if TYPE_CHECKING:
+    from comm_plan.plans import EmulatedLink, Plan
+
+
+def plan_for_these(
+    path: Path, elastic: tuple[Path, Path] | None, link: EmulatedLink | None
+) -> Plan:
+    """Return the plan, solved again if it may be and is for another number of ranks.
+
+    What is not as the plan has it is said by rank 0.
+    """
+    from comm_plan.planner import replan
+    from comm_plan.plans import Network, Plan, Profile
+    from comm_plan.plans.link import link_text
+
+    here, plan = place(), Plan.load(path)
+    said = []
+    if elastic is not None and here.world_size != plan.world_size:
+        said.append(
+            f"solved again for {here.world_size} ranks: the plan is for "
+            f"{plan.world_size}"
+        )
+        documents = Profile.load(elastic[0]), Network.load(elastic[1])
+        plan = replan(plan, *documents, here.world_size)
+    if plan.emulated_link != link:
+        said.append(
+            f"{path} is for {link_text(plan.emulated_link)}, this run is on "
+            f"{link_text(link)}"
+        )
+    for line in said if here.rank == 0 else ():
+        screen.say(line)
+    return plan

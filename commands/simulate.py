@@ -1,0 +1,71 @@
+"""``comm-plan simulate``: other numbers of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from comm_plan import screen
+from comm_plan.commands import arguments
+from comm_plan.commands.options import (
+    AlgorithmOption,
+    CompressorOption,
+    CompressorOptions,
+    DenseLayers,
+    LinkSpeed,
+    MaxRatio,
+    NetworkArgument,
+    ProfileArgument,
+)
+from comm_plan.planner.solvers import BASELINES
+
+if TYPE_CHECKING:
+    pass
+
+
+def simulate(
+    profile: ProfileArgument,
+    network: NetworkArgument,
+    world_sizes: Annotated[
+        str, typer.Option("--world-sizes", help="Comma-separated numbers of ranks.")
+    ] = "2,4,8,16,32,64",
+    solvers: Annotated[str, typer.Option(help="Comma-separated, or all.")] = ",".join(
+        BASELINES
+    ),
+    algorithm: AlgorithmOption = None,
+    compressor: CompressorOption = None,
+    options: CompressorOptions = None,
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="Plan layers, not single tensors.")
+    ] = False,
+    link_gbits: LinkSpeed = None,
+    dense_layers: DenseLayers = None,
+    max_ratio: MaxRatio = None,
+) -> None:
+    """Ask what if: each solver's iteration time on other numbers of ranks."""
+    from comm_plan.planner import Settings
+    from comm_plan.planner.what_if import what_if
+    from comm_plan.plans import Network, Profile
+    from comm_plan.report.solvers import speedup_table, what_if_table
+
+    measured, cluster = Profile.load(profile), Network.load(network)
+    names = arguments.solvers(solvers)
+    found = what_if(
+        measured.by_layer() if by_layer else measured,
+        cluster,
+        arguments.numbers("--world-sizes", world_sizes, int),
+        names,
+        Settings(
+            algorithm=arguments.value(algorithm),
+            compressor=arguments.value(compressor),
+            options=arguments.pairs(options),
+            link_bytes_per_s=arguments.bytes_per_s(link_gbits),
+            dense_layers=arguments.names(dense_layers),
+            max_ratio=max_ratio or Settings.max_ratio,
+        ),
+    )
+    screen.show(what_if_table(found.summaries, names, cluster.world_size))
+    screen.show(speedup_table(found.summaries, names))
+    for remark in found.remarks:
+        screen.say(remark)

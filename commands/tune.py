@@ -1,0 +1,123 @@
+"""``comm-plan tune``: the best plan of those that were tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from comm_plan import screen
+from comm_plan.commands import arguments, launching
+from comm_plan.commands.options import (
+    AccuracyClass,
+    DenseLayers,
+    FindUnusedParameters,
+    Json,
+    MaxRatio,
+    OptimizerChanges,
+    Ranks,
+    Tolerance,
+    WorkloadArgument,
+    WorkloadOptions,
+    grouped,
+    refuse_given,
+)
+from comm_plan.commands.output import finish
+from comm_plan.commands.workload import load_workload
+from comm_plan.plans.document import MAX_SEED, YEAR_S
+
+if TYPE_CHECKING:
+    pass
+
+
+@grouped
+def tune(
+    *,
+    context: typer.Context,
+    workload: WorkloadArgument,
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for plans and evidence.")
+    ] = Path("tuning"),
+    budget_s: Annotated[
+        float,
+        typer.Option(
+            "--budget", min=10, max=YEAR_S, help="Seconds it may take in all."
+        ),
+    ] = 300.0,
+    objective: Annotated[
+        Literal["time", "loss"],
+        typer.Option(help="Shortest iterations, or the loss that falls fastest."),
+    ] = "time",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
+    local_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--local-steps", help="Also try rounds of so many steps: 4,16, say."
+        ),
+    ] = None,
+    changes: WorkloadOptions,
+    optimizer: OptimizerChanges,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of the first training.")
+    ] = 0,
+    profile: Annotated[
+        Path | None, typer.Option(help="Do not measure: what profile wrote.")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(help="Do not measure: what benchmark-network wrote.")
+    ] = None,
+    accuracy: AccuracyClass = None,
+    allow: Annotated[
+        str | None,
+        typer.Option(help="Compressors to try whatever they lose, comma-separated."),
+    ] = None,
+    dense_layers: DenseLayers = None,
+    max_ratio: MaxRatio = None,
+    tolerance: Tolerance = 0.01,
+    find_unused_parameters: FindUnusedParameters = False,
+    ranks: Ranks,
+    json: Json = False,
+) -> None:
+    """Try the plans that could be best on your own model; say which to run."""
+    if objective != "loss":
+        refuse_given(context, {"seeds", "local_steps"}, "it is for --objective loss")
+    launching.start_ranks(context, ranks)
+    from comm_plan.planner import Settings
+    from comm_plan.plans import Network, Profile
+    from comm_plan.plans.files import make_folder
+    from comm_plan.tuner.session import Options
+    from comm_plan.tuner.tune import tune as run
+
+    make_folder(folder)
+    model = load_workload(workload, changes, optimizer, seed)
+    with (
+        launching.connected(ranks) as transport,
+        screen.progress() as progress,
+    ):
+        tuned = run(
+            model,
+            transport,
+            Options(
+                budget_s=budget_s,
+                objective=objective,
+                seeds=seeds,
+                seed=seed,
+                settings=Settings(
+                    dense_layers=arguments.names(dense_layers),
+                    max_ratio=max_ratio or Settings.max_ratio,
+                    allow=arguments.names(allow),
+                    accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
+                    tolerance=tolerance,
+                ),
+                rounds=arguments.numbers("--local-steps", local_steps, int)
+                if local_steps
+                else (),
+                profile=None if profile is None else Profile.load(profile),
+                network=None if network is None else Network.load(network),
+                find_unused_parameters=find_unused_parameters,
+                progress=progress,
+            ),
+            save=lambda best: best.save(folder),
+        )
+    finish(tuned.tuning, folder / "tuning.json", json)

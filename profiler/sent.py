@@ -1,0 +1,160 @@
+"""How much is sent of the model's own gradients where the data decides it.
+
+VGC, Strom and the hybrid send an element when its residual says so: how many they send
+depends on the model, its data and the batch size, and no default knows it. So the
+workload's own iterations run under an engine of one rank, by the method's default
+options, and the gradients that are not 0 afterwards are counted: those were sent. That
+depends on the rank's own gradients alone, not on how many ranks there are. Residuals
+begin empty, so the first half of the iterations does not count. Density falls and rises
+as training goes on: what is seen here is that of its beginning.
+
+Each method begins from the same parameters, which are the model's again afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from comm_plan.plans import Plan, Profile
+from comm_plan.plans.compression import spec_class
+from comm_plan.plans.compression.words import Words
+from comm_plan.plans.profile import Sent
+from comm_plan.profiler.one_rank import plan_by, taken
+from comm_plan.profiler.timings import Measurable, PassProgress
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.iteration import iterate
+from comm_plan.runtime.momentum import can_be_corrected
+from comm_plan.runtime.restored import restored
+from comm_plan.runtime.second_moments.choice import EXACT, chosen, estimator
+from comm_plan.transports.base import Transport
+from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads.base import endless
+
+ITERATIONS = (10, 60)
+"""Of each method: fewest, and most where they are short."""
+
+SECONDS = 2.0
+"""So long they take about, where they are short."""
+
+NAMES = ("density", "corrected")
+"""Of what is seen, in order."""
+
+LEAST = 1e-9
+"""A method that sends nothing is not expected never to."""
+
+
+def with_sent(
+    workload: Measurable,
+    profile: Profile,
+    kinds: Sequence[str],
+    ranks: Transport,
+    progress: PassProgress | None = None,
+    *,
+    find_unused_parameters: bool = False,
+) -> Profile:
+    """Return ``profile`` with what the data lets ``kinds`` send; a collective call.
+
+    Args:
+        workload: what was profiled, on the transport's device.
+        profile: of it.
+        kinds: of compressors; others than those are left out.
+        ranks: the ranks, each of which sees gradients of its own batches.
+        progress: called with the number of methods done and of all.
+        find_unused_parameters: as it will be trained.
+    """
+    moments = profile.second_moments
+    parts = None if moments is None else chosen(moments)
+    specs = [
+        spec.example()
+        for spec in map(spec_class, kinds)
+        if issubclass(spec, Words)
+        and taken(profile, spec)
+        and (parts is not None or not spec.needs_second_moments)
+    ]
+    optimizer = workload.optimizer(workload.model.parameters())
+    corrections = (False, True) if can_be_corrected(optimizer) else (False,)
+    counting = _Counting(workload, ranks, find_unused_parameters)
+    found = {}
+    for done, spec in enumerate(specs, 1):
+        cut = parts if parts is not None and spec.needs_second_moments else EXACT
+        plan = plan_by(profile, spec)
+        own = [
+            counting.density(
+                plan.model_copy(update={"momentum_correction": corrected}), spec, cut
+            )
+            for corrected in corrections
+        ]
+        mean = np.mean(ranks.gather_objects(own), axis=0).tolist()
+        found[spec.kind] = Sent(**dict(zip(NAMES, mean, strict=False)))
+        if progress is not None:
+            progress(done, len(specs))
+    return profile.model_copy(update={"sent": found})
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """The iterations, under one engine after the other.
+
+    Attributes:
+        workload: which.
+        ranks: all of them; this one's batches are taken.
+        find_unused_parameters: parameters may get no gradient.
+    """
+
+    workload: Measurable
+    ranks: Transport
+    find_unused_parameters: bool
+
+    def density(self, plan: Plan, spec: Words, parts: int) -> float:
+        """Return the share of the elements that ``spec`` sends in ``plan``.
+
+        Args:
+            plan: its buckets are compressed by ``spec``, or not at all.
+            spec: the method.
+            parts: micro-batches of a batch.
+        """
+        model, ranks = self.workload.model, self.ranks
+        batches = endless(self.workload.batches, ranks.rank, ranks.world_size)
+        shares: list[float] = []
+        fewest, most = ITERATIONS
+        with ExitStack() as entered:
+            entered.enter_context(restored(model))
+            optimizer = self.workload.optimizer(model.parameters())
+            engine = Engine(
+                model,
+                plan,
+                LocalTransport(ranks.device),
+                on_nonfinite="skip",
+                find_unused_parameters=self.find_unused_parameters,
+                second_moments=estimator(model, parts),
+                optimizer=optimizer,
+            )
+            entered.enter_context(engine)
+            (bucket,) = (b for b in engine.buckets if b.planned.compressor == spec)
+            until_s = time.monotonic() + SECONDS
+            while len(shares) < fewest or (
+                len(shares) < most and time.monotonic() < until_s
+            ):
+                iterate(
+                    self.workload.loss,
+                    model,
+                    optimizer,
+                    next(batches),
+                    micro_batches=parts,
+                    no_sync=engine.no_sync,
+                )
+                shares.append(_share_sent(bucket.parameters))
+        return max(LEAST, float(np.mean(shares[len(shares) // 2 :])))
+
+
+def _share_sent(parameters: Sequence[nn.Parameter]) -> float:
+    """Return the share of the elements whose gradient is not 0."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    sent = sum(int(gradient.count_nonzero()) for gradient in gradients)
+    return sent / sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,122 @@
+"""What is sent where the data decides, against a loop over elements."""
+
+import pytest
+import torch
+from torch import nn
+
+from comm_plan.plans.compression import Strom
+from comm_plan.profiler import measure
+from comm_plan.profiler import sent as module
+from comm_plan.profiler.sent import with_sent
+from comm_plan.tests.profiler.test_measure import Toy
+from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
+
+TAU = Strom.example().tau
+STEPS = 12
+
+
+class Constant(Toy):
+    """Gradients that never change: those of a linear model are its inputs."""
+
+    def __init__(self, inputs, momentum=0.0):
+        super().__init__(nn.Linear(len(inputs), 1, bias=False))
+        self.inputs = torch.tensor(inputs)
+        self.momentum = momentum
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.01, momentum=self.momentum)
+
+    def batches(self, rank, world_size, epoch, seed):
+        for _ in range(3):
+            yield self.inputs[None] * (rank + 1)
+
+
+class Normal(Toy):
+    """A batch of normal gradients."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(50, 1, bias=False))
+
+    def batches(self, rank, world_size, epoch, seed):
+        random = torch.Generator().manual_seed(rank)
+        for _ in range(100):
+            yield torch.randn(8, 50, generator=random)
+
+
+@pytest.fixture(autouse=True)
+def as_many_steps_everywhere(monkeypatch):
+    monkeypatch.setattr(module, "ITERATIONS", (STEPS, STEPS))
+
+
+def sent_by_strom(gradients, momentum):
+    """Return the share that is sent in the second half of the steps."""
+    counts = []
+    residual = [0.0] * len(gradients)
+    velocity = [0.0] * len(gradients)
+    for _ in range(STEPS):
+        count = 0
+        for i, gradient in enumerate(gradients):
+            velocity[i] = momentum * velocity[i] + gradient
+            residual[i] += velocity[i]
+            if abs(residual[i]) > TAU:
+                residual[i] -= TAU if residual[i] > 0 else -TAU
+                count += 1
+        counts.append(count / len(gradients))
+    late = counts[STEPS // 2 :]
+    return sum(late) / len(late)
+
+
+INPUTS = [TAU * share for share in (0.09, -0.23, 0.41, 0.57, -1.3, 0.0)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_strom_sends_what_exceeds_its_threshold(momentum):
+    workload = Constant(INPUTS, momentum)
+    profile = measure(workload, iterations=20)
+    seen = with_sent(workload, profile, ["strom"], LocalTransport()).sent["strom"]
+    assert 0 < seen.density < 1
+    assert seen.density == pytest.approx(sent_by_strom(INPUTS, 0.0))
+    if momentum:
+        assert seen.corrected == pytest.approx(sent_by_strom(INPUTS, momentum))
+        assert seen.corrected > seen.density
+    else:
+        assert seen.corrected is None
+
+
+def test_it_is_the_mean_of_all_ranks():
+    def profiled(transport):
+        workload = Constant(INPUTS)
+        profile = measure(workload, transport, iterations=20)
+        return with_sent(workload, profile, ["strom"], transport).sent["strom"]
+
+    first, second = run_ranks(2, profiled)
+    doubled = [2 * value for value in INPUTS]
+    expected = (sent_by_strom(INPUTS, 0.0) + sent_by_strom(doubled, 0.0)) / 2
+    assert first == second
+    assert first.density == pytest.approx(expected)
+
+
+def test_of_noise_an_eager_method_sends_more():
+    """VGC sends few of them: their mean is zero."""
+    workload = Normal()
+    profile = measure(workload, iterations=20)
+    seen = with_sent(workload, profile, ["vgc", "hybrid", "strom"], LocalTransport())
+    vgc, strom = (seen.sent[kind].density for kind in ("vgc", "strom"))
+    assert 0 < vgc < 0.5 < strom
+    assert "hybrid" in seen.sent
+
+
+def test_the_model_is_as_before():
+    workload = Normal()
+    profile = measure(workload, iterations=20)
+    before = workload.model.weight.detach().clone()
+    with_sent(workload, profile, ["strom"], LocalTransport())
+    assert workload.model.weight.equal(before)
+
+
+def test_methods_whose_density_is_chosen_have_none_to_be_seen():
+    workload = Normal()
+    profile = measure(workload, kinds=["topk", "strom"], iterations=20)
+    assert list(profile.sent) == ["strom"]
+    assert measure(workload, kinds=["topk"], iterations=20).sent == {}
