@@ -18,17 +18,21 @@ an element that was just sent (see :mod:`~comm_plan.compressors.vgc`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from comm_plan.compressors.base import VARIANCE, Context, Slot
+from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
 from comm_plan.compressors.strom import StromCompressor
 from comm_plan.compressors.vgc import accumulate, unambiguous
+from comm_plan.compressors.words import Array
 from comm_plan.plans.compression import Hybrid
 
 
 class HybridCompressor(StromCompressor[Hybrid]):
     """Sends plus or minus ``spec.tau`` for unambiguous elements above it."""
+
+    judged_by = (RESIDUAL, VARIANCE)
 
     def __init__(
         self, spec: Hybrid, collective: str, slots: Sequence[Slot], context: Context
@@ -47,13 +51,20 @@ class HybridCompressor(StromCompressor[Hybrid]):
         super().add(index, gradient)
         accumulate(self.state[VARIANCE][index], second_moment, self.spec.zeta)
 
-    def _selected(self) -> torch.Tensor:
-        criterion = unambiguous(self._residual, self._variance, self.spec.alpha)
-        return super()._selected() & criterion
+    def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
+        return super()._is_sent(*judged) & unambiguous(*judged, self.spec.alpha)
 
-    def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:
-        magnitude, tau = self._residual[position].abs(), self.spec.tau
-        variance = self._variance[position]
-        super()._take(position, sent)
-        variance -= 2 * tau * magnitude - tau**2
+    def _found(self, compiled: Any, *arrays: Array) -> Array:
+        residual, variance, scratch = arrays
+        alpha, tau = self.spec.alpha, self.spec.tau
+        found: Array = compiled.unambiguous(residual, variance, alpha, tau, scratch)
+        return found
+
+    def _take(
+        self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
+    ) -> torch.Tensor:
+        tau, variance = self.spec.tau, self._variance[position]
+        left = super()._take(position, residual, sent)
+        variance -= 2 * tau * residual.abs() - tau**2
         self._variance[position] = variance.clamp_min_(0)
+        return left

@@ -103,6 +103,21 @@ def above(
     return scratch[: _above(values, added, threshold, scratch)]
 
 
+def unambiguous(
+    residual: Floats, variance: Floats, alpha: float, tau: float, scratch: Integers
+) -> Integers:
+    """Return where ``residual ** 2 > alpha * variance`` and its magnitude exceeds tau.
+
+    Args:
+        residual: [n].
+        variance: [n].
+        alpha: see above.
+        tau: below 0: every magnitude does.
+        scratch: [n], of which the result is a part.
+    """
+    return scratch[: _unambiguous(residual, variance, alpha, tau, scratch)]
+
+
 def _layout(bits: int) -> tuple[int, int, int]:
     """Return the bits, of how many codes together, and the highest level."""
     together, _ = packed_together(bits)
@@ -233,6 +248,24 @@ def _above(values, gradient, threshold, positions):
                 positions[count] = start + i
                 count += 1
                 hits -= 1
+            i += 1
+    return count
+
+
+@_compiled("int64(float32[::1], float32[::1], float32, float32, int64[::1])")
+def _unambiguous(residual, variance, alpha, tau, positions):
+    count = 0
+    for start in range(0, residual.size, _BLOCK):
+        r, v = residual[start : start + _BLOCK], variance[start : start + _BLOCK]
+        hits = np.int32(0)
+        for i in range(r.size):
+            hits += np.int32((r[i] * r[i] > alpha * v[i]) & (abs(r[i]) > tau))
+        i = 0
+        while hits:
+            positions[count] = start + i
+            is_hit = (r[i] * r[i] > alpha * v[i]) & (abs(r[i]) > tau)
+            count += is_hit
+            hits -= np.int32(is_hit)
             i += 1
     return count
 

@@ -15,12 +15,13 @@ Differences from the paper: its index is 31 bits and further compressed; here it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from typing_extensions import TypeVar
 
 from comm_plan.compressors.base import VELOCITY, Context, Message, Slot
-from comm_plan.compressors.words import WordCompressor, pack, unpack
+from comm_plan.compressors.words import Array, WordCompressor, pack, unpack
 from comm_plan.plans.compression import Hybrid, Strom
 
 StromT = TypeVar("StromT", bound="Strom | Hybrid", default=Strom, covariant=True)
@@ -39,14 +40,19 @@ class StromCompressor(WordCompressor[StromT]):
 
     def encode(self) -> Message:
         """Return the words of the elements above tau, [k] int32."""
-        position = self._selected().nonzero().flatten()
+        position = self._significant()
         residual = self._residual[position]
         sent = torch.full_like(residual, self.spec.tau).copysign_(residual)
-        self._take(position, sent)
+        self._take(position, residual, sent)
         return (pack(position, 0, sent),)
 
-    def _selected(self) -> torch.Tensor:
-        return torch.gt(self._residual.abs(), self.spec.tau)
+    def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
+        return torch.gt(judged[0].abs(), self.spec.tau)
+
+    def _found(self, compiled: Any, *arrays: Array) -> Array:
+        residual, scratch = arrays
+        found: Array = compiled.above(residual, None, self.spec.tau, scratch)
+        return found
 
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
         (words,) = message

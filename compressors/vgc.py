@@ -47,13 +47,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate as running_sums
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from comm_plan.compressors.base import VARIANCE, Context, Message, Slot
-from comm_plan.compressors.words import MAX_DISTANCE, WordCompressor, pack, unpack
+from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Message, Slot
+from comm_plan.compressors.words import (
+    MAX_DISTANCE,
+    Array,
+    WordCompressor,
+    pack,
+    unpack,
+)
 from comm_plan.plans.compression import Vgc
+
+EVERYTHING = -1.0
+"""The threshold that every magnitude exceeds."""
 
 _MANTISSA_BITS = 23
 _HALF_MANTISSA = 1 << (_MANTISSA_BITS - 1)
@@ -62,6 +72,8 @@ _MAGNITUDE = (1 << 31) - 1
 
 class VgcCompressor(WordCompressor[Vgc]):
     """Sends the unambiguous elements, rounded to powers of two."""
+
+    judged_by = (RESIDUAL, VARIANCE)
 
     def __init__(
         self, spec: Vgc, collective: str, slots: Sequence[Slot], context: Context
@@ -85,32 +97,47 @@ class VgcCompressor(WordCompressor[Vgc]):
 
     def encode(self) -> Message:
         """Return the exponent bytes of all tensors and the words, one int32 tensor."""
-        selected = unambiguous(self._residual, self._variance, self.spec.alpha)
-        position = selected.nonzero().flatten()
-        values, slot = self._residual[position], self._slot_of(position)
-        top, distance = quantize(values, slot, len(self.slots))
+        position = self._significant()
+        values, numels = self._residual[position], self._numels_of(position)
+        top, distance = quantize(values, numels)
         near = distance <= MAX_DISTANCE
-        words = pack(position[near], distance[near], values[near])
+        words = pack(position, distance, values)[near]
         if self.spec.as_printed:
-            self._take(position, values)
+            self._take(position, values, values)
         else:
-            sent = power_of_two((top[slot] - distance)[near], values[near])
-            self._take(position[near], sent)
+            sent = power_of_two(each_of(top, numels, len(position)) - distance, values)
+            self._take(position[near], values[near], sent[near])
         return (torch.cat([self._pack_exponents(top), words]),)
 
-    def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:
-        super()._take(position, sent)
-        self._variance[position] = self._residual[position].square()
+    def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
+        return unambiguous(*judged, self.spec.alpha)
+
+    def _found(self, compiled: Any, *arrays: Array) -> Array:
+        residual, variance, scratch = arrays
+        found: Array = compiled.unambiguous(
+            residual, variance, self.spec.alpha, EVERYTHING, scratch
+        )
+        return found
+
+    def _take(
+        self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
+    ) -> torch.Tensor:
+        left = super()._take(position, residual, sent)
+        self._variance[position] = left.square()
+        return left
 
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
         (words,) = message
         header, words = words.tensor_split([self._header_words])
         position, distance, sign = unpack(words)
-        top = header.view(torch.uint8).to(torch.int32)[self._slot_of(position)]
-        return position, power_of_two(top - distance, sign.view(torch.float32))
+        top = header.view(torch.uint8)[: len(self.slots)].to(torch.int32)
+        tops = each_of(top, self._numels_of(position), len(position))
+        return position, power_of_two(tops - distance, sign.view(torch.float32))
 
-    def _slot_of(self, position: torch.Tensor) -> torch.Tensor:
-        return torch.bucketize(position, self._ends, right=True)
+    def _numels_of(self, position: torch.Tensor) -> torch.Tensor:
+        """Return how many of the ascending ``position`` [k] are in each tensor."""
+        upto = torch.searchsorted(position, self._ends.to(position.dtype))
+        return upto.diff(prepend=upto.new_zeros(1))
 
     def _pack_exponents(self, top: torch.Tensor) -> torch.Tensor:
         padding = 4 * self._header_words - top.numel()
@@ -133,25 +160,28 @@ def unambiguous(
 
 
 def quantize(
-    values: torch.Tensor, group: torch.Tensor, groups: int
+    values: torch.Tensor, numels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round ``values`` to powers of two, relative to the largest of each group.
 
     Args:
-        values: [k] float32, finite and normal.
-        group: [k] int64, which group each belongs to.
-        groups: how many groups there are.
+        values: [k] float32, finite and normal, group by group.
+        numels: [groups] int64, how many belong to each.
 
     Returns:
         The biased IEEE exponent M + 127 of each group [groups] (0 for an empty one),
         and each element's distance d from it [k]; both int32. Only d <= 7 fits a word.
     """
     magnitude = values.view(torch.int32) & _MAGNITUDE
-    exponent = magnitude >> _MANTISSA_BITS
     rounded = (magnitude + _HALF_MANTISSA) >> _MANTISSA_BITS
-    top = torch.zeros(groups, dtype=torch.int32, device=values.device)
-    top.scatter_reduce_(0, group, exponent, "amax")
-    return top, (top[group] - rounded).clamp_min_(0)
+    largest = torch.segment_reduce(values.abs(), "max", lengths=numels, initial=0.0)
+    top = largest.view(torch.int32) >> _MANTISSA_BITS
+    return top, (each_of(top, numels, len(values)) - rounded).clamp_min_(0)
+
+
+def each_of(of_groups: torch.Tensor, numels: torch.Tensor, total: int) -> torch.Tensor:
+    """Return each group's entry of ``of_groups`` for all of its elements, [total]."""
+    return of_groups.repeat_interleave(numels, output_size=total)
 
 
 def power_of_two(exponent: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from typing_extensions import TypeVar
 
@@ -30,8 +33,12 @@ from comm_plan.compressors.base import (
     Message,
     Slot,
 )
+from comm_plan.compressors.chunks import in_chunks
+from comm_plan.compressors.loops import loops
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import Words
+
+Array: TypeAlias = npt.NDArray[Any]
 
 POSITION_BITS = 28
 MAX_NUMEL = 1 << POSITION_BITS
@@ -75,6 +82,9 @@ class WordCompressor(Compressor[WordsT]):
     Raises:
         MismatchError: the bucket has more than 2^28 elements.
     """
+
+    judged_by: tuple[str, ...] = (RESIDUAL,)
+    """The quantities that say whether an element is sent."""
 
     def __init__(
         self, spec: WordsT, collective: str, slots: Sequence[Slot], context: Context
@@ -122,11 +132,53 @@ class WordCompressor(Compressor[WordsT]):
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions [k] and float32 values [k] of one rank's message."""
 
-    def _take(self, position: torch.Tensor, sent: torch.Tensor) -> None:
-        """Subtract what is ``sent`` from the residuals, and remember how to undo it."""
-        before = {name: flat[position] for name, flat in self._flat.items()}
-        self._before_encode = position, before
-        self._residual[position] = before[RESIDUAL] - sent
+    def _significant(self) -> torch.Tensor:
+        """Return the positions of what is to be sent, [k] int64, ascending.
+
+        A CPU judges parts that fit into its cache: what lies between the state and the
+        positions would take longer to write and to read than the state itself.
+        """
+        found, start = [], 0
+        judged = (self._flat[quantity] for quantity in self.judged_by)
+        compiled = loops(self.context.device)
+        for parts in in_chunks(*judged):
+            if compiled is None:
+                position = self._is_sent(*parts).nonzero().flatten()
+            else:
+                arrays = [part.numpy() for part in parts]
+                scratch = np.empty(len(parts[0]), np.intp)
+                position = torch.from_numpy(self._found(compiled, *arrays, scratch))
+            found.append(position + start)
+            start += len(parts[0])
+        return torch.cat(found)
+
+    @abstractmethod
+    def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
+        """Return where to send, from some elements' quantities of ``judged_by``."""
+
+    @abstractmethod
+    def _found(self, compiled: Any, *arrays: Array) -> Array:
+        """Return the positions by ``compiled`` loops; the last array is for scratch."""
+
+    def _take(
+        self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
+    ) -> torch.Tensor:
+        """Subtract what is ``sent`` from the residuals, and remember how to undo it.
+
+        Args:
+            position: [k].
+            residual: [k] what is there.
+            sent: [k].
+
+        Returns:
+            What is left there, [k].
+        """
+        others = (name for name in self._flat if name != RESIDUAL)
+        before = {name: self._flat[name][position] for name in others}
+        self._before_encode = position, {RESIDUAL: residual, **before}
+        left = residual - sent
+        self._residual[position] = left
+        return left
 
     def _remember(self, quantity: str) -> torch.Tensor:
         """Add zeros to the state, also to what can be undone."""

@@ -113,7 +113,7 @@ def quantisation() -> Section:
     """Return the running example of appendix B."""
     example = printed()["quantisation"]
     values = torch.tensor(example["values"])
-    top, distance = quantize(values, torch.zeros(len(values), dtype=torch.int64), 1)
+    top, distance = quantize(values, torch.tensor([len(values)]))
     rounded = power_of_two(top - distance, values)
     rows = []
     for index, value in enumerate(example["values"]):

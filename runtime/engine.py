@@ -39,7 +39,6 @@ right, but nothing overlaps; :func:`comm_plan.compile_blocks` compiles block by 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -61,11 +60,12 @@ from comm_plan.runtime.agreement import (
     installed,
 )
 from comm_plan.runtime.bucket import BucketExchange, build_buckets
+from comm_plan.runtime.buffers import Buffers
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import align_tensors, broadcast_tensors
 from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.momentum import TakenMomentum, can_be_corrected, taken_over
-from comm_plan.runtime.ownership import claim, close_owner_of, release
+from comm_plan.runtime.ownership import claim, close_owner_of, freed_with, release
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -186,9 +186,6 @@ class Engine(Joinable):
         self.between_steps: Callable[[], None] | None = None
         self._listening = True
         self._closed = False
-        self._buffered = _with_buffers(model) if broadcast_buffers else ()
-        self._buffers_touched = False
-        self._shadows = False
         self._forward_failed = False
         self._share = gradient_as_bucket_view and not find_unused_parameters
         self._stepped_since_update = False
@@ -205,6 +202,8 @@ class Engine(Joinable):
         self._given_transport = transport
         with ExitStack() as opened:
             self._transport = opened.enter_context(closing(transport.duplicate()))
+            followed = model if broadcast_buffers else nn.Module()
+            self._buffers = Buffers(followed, self._transport)
             channel = opened.enter_context(closing(transport.duplicate()))
             thread = CommunicationThread(transport.device)
             opened.callback(thread.close)
@@ -225,7 +224,7 @@ class Engine(Joinable):
             align_tensors(self._transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
         claim(self)
-        self._freed = _freed_with(self, self._transport, channel)
+        self._freed = freed_with(self, self._transport, channel)
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -303,7 +302,7 @@ class Engine(Joinable):
         rounds.measure()
         for place in _places(self.plan):
             self._current.add(place, rounds.begins[place.name])
-        self._buffers_touched = True
+        self._buffers.touched = True
         self._end_step(self._current.finish)
         rounds.end()
         self._stepped_since_update = False  # that was the update
@@ -481,7 +480,7 @@ class Engine(Joinable):
         """Take part in a step of other ranks, with gradients of zero."""
         self._settle_momentum()
         self._follow_scale()
-        self._shadows = self._buffers_touched = True
+        self._buffers.shadowing = self._buffers.touched = True
         self._end_step(self._current.finish)
         self._stepped_since_update = False  # no update follows
 
@@ -491,7 +490,7 @@ class Engine(Joinable):
         root = max(rank for rank, last in enumerate(ranks) if last)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         broadcast_tensors(self._transport, tensors, root)
-        self._shadows = False
+        self._buffers.shadowing = False
 
     # From plan to plan
 
@@ -617,10 +616,10 @@ class Engine(Joinable):
         self._current.moments.begun = self._current.moments.now()
         repeated, self._forward_failed = self._forward_failed, False
         shadowed = self._join_config.enable  # by ranks that align once a step
-        if self._buffers_touched and not repeated and not shadowed:
+        if not repeated and not shadowed:
             with self._explained():
                 self._align_buffers()
-        self._buffers_touched = True
+        self._buffers.touched = True
 
     def _on_local_forward(self) -> None:
         self._settle_momentum()
@@ -680,7 +679,7 @@ class Engine(Joinable):
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         if not self._current.forward_pending:  # of a part of the model, or in eval()
             self._enter_step()
-            self._buffers_touched = True
+            self._buffers.touched = True
         self._current.add(place, parameter)
 
     def _on_backward_end(self) -> None:
@@ -772,7 +771,7 @@ class Engine(Joinable):
         self._check_refusable()
         if not self._current.forward_pending:
             self._enter_step()
-        self._buffers_touched = True
+        self._buffers.touched = True
         self._end_step(self._current.give_up, late=late)
 
     def _check_refusable(self) -> None:
@@ -823,8 +822,7 @@ class Engine(Joinable):
         self._forward_failed = False
         self._stepped_since_update = refusal is None
         self._begin_step()
-        if self._buffers_touched:
-            self._align_buffers()
+        self._align_buffers()
         self.last_step_skipped = refusal is not None
         if refusal is None:
             finished.settle()
@@ -834,17 +832,7 @@ class Engine(Joinable):
             self.between_steps()
 
     def _align_buffers(self) -> None:
-        buffers = [b for m in self._buffered for b in m.buffers(recurse=False)]
-        if buffers:
-            broadcast_tensors(self._transport, buffers, self._root_of_buffers())
-        self._buffers_touched = False
-
-    def _root_of_buffers(self) -> int:
-        """Return whose buffers count: rank 0's; under Join one's that has batches."""
-        if not self._join_config.enable:
-            return 0
-        shadows = self._transport.gather_objects(self._shadows)
-        return max(rank for rank, shadow in enumerate(shadows) if not shadow)
+        self._buffers.align(joined=self._join_config.enable)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -862,31 +850,6 @@ class Engine(Joinable):
                 f"{message}: lower the learning rate, or skip such steps"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
-
-
-def _freed_with(
-    engine: Engine, *transports: Transport
-) -> weakref.finalize[..., Engine]:
-    """Close ``transports`` when ``engine`` is dropped, where no other rank is needed.
-
-    As of gloo's groups, each of which has a thread and a connection to every rank.
-    """
-
-    def close() -> None:
-        for transport in transports:
-            if transport.backend == "gloo":
-                transport.close()
-
-    found = weakref.finalize(engine, close)
-    found.atexit = False
-    return found
-
-
-def _with_buffers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the modules of ``model`` that have buffers themselves."""
-    return tuple(
-        m for m in model.modules() if any(True for _ in m.buffers(recurse=False))
-    )
 
 
 def _places(plan: Plan) -> Iterator[ParameterPlace]:

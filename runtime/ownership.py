@@ -1,15 +1,19 @@
-"""Which engine averages the gradients of which parameters: never two the same."""
+"""Which engine averages the gradients of which parameters: never two the same.
+
+And what goes with an engine that is dropped without being closed.
+"""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import nn
 
 from comm_plan.errors import InputError
 from comm_plan.plans.parameters import trainable
+from comm_plan.transports.base import Transport
 
 
 class Owner(Protocol):
@@ -22,6 +26,8 @@ class Owner(Protocol):
     def close(self) -> None:
         """Average them no longer."""
 
+
+OwnerT = TypeVar("OwnerT", bound=Owner)
 
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 """All that are open, by their ids."""
@@ -55,6 +61,22 @@ def close_owner_of(model: nn.Module) -> None:
                 f"parameter {name} belongs to another model too, whose engine averages "
                 "it: close that engine, or plan both as one model"
             )
+
+
+def freed_with(engine: OwnerT, *transports: Transport) -> weakref.finalize[..., OwnerT]:
+    """Close ``transports`` when ``engine`` is dropped, where no other rank is needed.
+
+    As of gloo's groups, each of which has a thread and a connection to every rank.
+    """
+
+    def close() -> None:
+        for transport in transports:
+            if transport.backend == "gloo":
+                transport.close()
+
+    found = weakref.finalize(engine, close)
+    found.atexit = False
+    return found
 
 
 def _open() -> list[Owner]:

@@ -9,6 +9,8 @@ from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.hybrid import HybridCompressor
 from comm_plan.plans.compression import Hybrid
 
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
+
 
 def hybrid(numel, **options):
     context = Context(world_size=1, rank=0, device=torch.device("cpu"))

@@ -1,10 +1,13 @@
 """Claims about Strom's method."""
 
+import pytest
 import torch
 
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.strom import StromCompressor
 from comm_plan.plans.compression import Strom
+
+pytestmark = pytest.mark.usefixtures("with_and_without_loops")
 
 
 def strom(numel, tau, world_size=1):

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.compressors import build
+from comm_plan.compressors import build, loops
 from comm_plan.compressors.base import RESIDUAL, Context, Slot
+from comm_plan.compressors.chunks import CHUNK_NUMEL
 from comm_plan.compressors.words import MAX_NUMEL, pack, unpack
 from comm_plan.errors import MismatchError
 from comm_plan.plans.compression import Hybrid, Strom, Vgc
@@ -49,6 +50,31 @@ elements = st.lists(
         st.integers(0, MAX_NUMEL - 1), st.integers(0, 7), st.sampled_from([-1.0, 1.0])
     )
 )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=repr)
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.05, 0.6, 1.0])
+def test_loops_and_operations_send_the_same(spec, share, monkeypatch):
+    """Bit by bit, in buckets of several parts that end anywhere, and leave the same."""
+    pytest.importorskip("numba")
+    slots = [Slot("a", CHUNK_NUMEL - 3), Slot("b", 1), Slot("c", CHUNK_NUMEL + 77)]
+    found = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(loops, "_compiled", lambda: None)
+        (compressor,) = ranks_of(spec, 1, slots)
+        generator = torch.Generator().manual_seed(7)
+        for index, slot in enumerate(slots):
+            large = torch.rand(slot.numel, generator=generator) < share
+            gradient = torch.randn(slot.numel, generator=generator) * (0.01 + 9 * large)
+            compressor.add(index, gradient, torch.full_like(gradient, 0.01))
+        (message,) = compressor.encode()
+        states = [torch.cat(list(each)) for each in compressor.state.values()]
+        found.append((message, *states))
+    for by_loops, by_operations in zip(*found, strict=True):
+        assert torch.equal(by_loops, by_operations)
+    words = len(found[0][0])
+    assert words <= 1 if share == 0 else words > share * CHUNK_NUMEL
 
 
 @given(elements)
