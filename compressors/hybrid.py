@@ -52,7 +52,9 @@ class HybridCompressor(StromCompressor[Hybrid]):
         accumulate(self.state[VARIANCE][index], second_moment, self.spec.zeta)
 
     def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
-        return super()._is_sent(*judged) & unambiguous(*judged, self.spec.alpha)
+        residual, variance = judged
+        criterion = unambiguous(residual, variance, self.spec.alpha)
+        return super()._is_sent(residual) & criterion
 
     def _found(self, compiled: Any, *arrays: Array) -> Array:
         residual, variance, scratch = arrays

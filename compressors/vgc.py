@@ -110,7 +110,8 @@ class VgcCompressor(WordCompressor[Vgc]):
         return (torch.cat([self._pack_exponents(top), words]),)
 
     def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
-        return unambiguous(*judged, self.spec.alpha)
+        residual, variance = judged
+        return unambiguous(residual, variance, self.spec.alpha)
 
     def _found(self, compiled: Any, *arrays: Array) -> Array:
         residual, variance, scratch = arrays
