@@ -1,8 +1,9 @@
 """Predicted against measured for every solver and method, on emulated hosts.
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
-each solver and some methods by one compressor, the plan that ``tune`` chooses, then all
-of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within one run.
+each solver and each method forced upon all buckets, the plan that ``tune`` chooses,
+then all of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within
+one run.
 Between them the computation is timed as the profiler does: by how much it has changed
 since is the machine's doing, no prediction's, and it is said how far off they would be
 if it had been profiled at the speed of the rounds. ``--rate none`` leaves the links

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,6 @@ from comm_plan.commands.options import (
     ProfileArgument,
 )
 from comm_plan.planner.solvers import BASELINES
-
-if TYPE_CHECKING:
-    pass
 
 
 def simulate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -31,9 +31,6 @@ from comm_plan.commands.options import (
     refuse_given,
 )
 from comm_plan.planner.solvers import BASELINES, SOLVERS
-
-if TYPE_CHECKING:
-    pass
 
 
 def solve(

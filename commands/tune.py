@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,9 +26,6 @@ from comm_plan.commands.options import (
 from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
 from comm_plan.plans.document import MAX_SEED, YEAR_S
-
-if TYPE_CHECKING:
-    pass
 
 
 @grouped

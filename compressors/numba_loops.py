@@ -2,8 +2,9 @@
 
 They do in one pass what takes PyTorch's operations one each, with what lies between
 written to memory: :mod:`~comm_plan.compressors.levels`,
-:mod:`~comm_plan.compressors.rounding`, :mod:`~comm_plan.compressors.selection` and the
-sums of :mod:`~comm_plan.compressors.packing` say what. They run without the
+:mod:`~comm_plan.compressors.rounding`, :mod:`~comm_plan.compressors.selection`,
+:mod:`~comm_plan.compressors.words` and the sums of
+:mod:`~comm_plan.compressors.packing` say what. They run without the
 interpreter's lock, so that backward goes on beside them. Numba compiles them when this
 module is imported, which takes seconds, and keeps what it made in its cache, so that
 the next import takes less than one.
@@ -106,13 +107,13 @@ def above(
 def unambiguous(
     residual: Floats, variance: Floats, alpha: float, tau: float, scratch: Integers
 ) -> Integers:
-    """Return where ``residual ** 2 > alpha * variance`` and its magnitude exceeds tau.
+    """Return where ``residual ** 2 > alpha * variance`` and ``abs(residual) > tau``.
 
     Args:
         residual: [n].
         variance: [n].
-        alpha: see above.
-        tau: below 0: every magnitude does.
+        alpha: VGC's.
+        tau: Strom's; below 0: every magnitude exceeds it.
         scratch: [n], of which the result is a part.
     """
     return scratch[: _unambiguous(residual, variance, alpha, tau, scratch)]

@@ -98,14 +98,14 @@ class VgcCompressor(WordCompressor[Vgc]):
     def encode(self) -> Message:
         """Return the exponent bytes of all tensors and the words, one int32 tensor."""
         position = self._significant()
-        values, numels = self._residual[position], self._numels_of(position)
-        top, distance = quantize(values, numels)
+        values, counts = self._residual[position], self._counts_of(position)
+        top, distance = quantize(values, counts)
         near = distance <= MAX_DISTANCE
         words = pack(position, distance, values)[near]
         if self.spec.as_printed:
             self._take(position, values, values)
         else:
-            sent = power_of_two(each_of(top, numels, len(position)) - distance, values)
+            sent = power_of_two(each_of(top, counts, len(position)) - distance, values)
             self._take(position[near], values[near], sent[near])
         return (torch.cat([self._pack_exponents(top), words]),)
 
@@ -132,10 +132,10 @@ class VgcCompressor(WordCompressor[Vgc]):
         header, words = words.tensor_split([self._header_words])
         position, distance, sign = unpack(words)
         top = header.view(torch.uint8)[: len(self.slots)].to(torch.int32)
-        tops = each_of(top, self._numels_of(position), len(position))
+        tops = each_of(top, self._counts_of(position), len(position))
         return position, power_of_two(tops - distance, sign.view(torch.float32))
 
-    def _numels_of(self, position: torch.Tensor) -> torch.Tensor:
+    def _counts_of(self, position: torch.Tensor) -> torch.Tensor:
         """Return how many of the ascending ``position`` [k] are in each tensor."""
         upto = torch.searchsorted(position, self._ends.to(position.dtype))
         return upto.diff(prepend=upto.new_zeros(1))
@@ -161,13 +161,13 @@ def unambiguous(
 
 
 def quantize(
-    values: torch.Tensor, numels: torch.Tensor
+    values: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round ``values`` to powers of two, relative to the largest of each group.
 
     Args:
         values: [k] float32, finite and normal, group by group.
-        numels: [groups] int64, how many belong to each.
+        counts: [groups] int64, how many belong to each.
 
     Returns:
         The biased IEEE exponent M + 127 of each group [groups] (0 for an empty one),
@@ -175,14 +175,16 @@ def quantize(
     """
     magnitude = values.view(torch.int32) & _MAGNITUDE
     rounded = (magnitude + _HALF_MANTISSA) >> _MANTISSA_BITS
-    largest = torch.segment_reduce(values.abs(), "max", lengths=numels, initial=0.0)
+    largest = torch.segment_reduce(  # unsafe: a GPU is not asked for the counts
+        values.abs(), "max", lengths=counts, initial=0.0, unsafe=True
+    )
     top = largest.view(torch.int32) >> _MANTISSA_BITS
-    return top, (each_of(top, numels, len(values)) - rounded).clamp_min_(0)
+    return top, (each_of(top, counts, len(values)) - rounded).clamp_min_(0)
 
 
-def each_of(of_groups: torch.Tensor, numels: torch.Tensor, total: int) -> torch.Tensor:
+def each_of(of_groups: torch.Tensor, counts: torch.Tensor, total: int) -> torch.Tensor:
     """Return each group's entry of ``of_groups`` for all of its elements, [total]."""
-    return of_groups.repeat_interleave(numels, output_size=total)
+    return of_groups.repeat_interleave(counts, output_size=total)
 
 
 def power_of_two(exponent: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:

@@ -97,6 +97,7 @@ class WordCompressor(Compressor[WordsT]):
         self._residual = self._remember(RESIDUAL)
         self._sums = self._zeros()
         self._sums_by_slot = torch.split(self._sums, self._numels)
+        loops(context.device)  # which may have to be compiled first
         self._before_encode: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
 
     def add(

@@ -63,7 +63,6 @@ def menu(problem: Problem) -> list[Option]:
     options = [problem.prices.dense]
     for name in BY_DEFAULT if asked is None else asked:
         named, collective = method(name)
-        named = problem.prices.expected(named)
         limit = problem.settings.ratio_limit(name)
         if limit <= 1:
             continue

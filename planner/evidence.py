@@ -120,7 +120,10 @@ def of(
         if not option.compressor.lossless:
             name = method_name(option.compressor, option.collective)
             key = name, momentum_correction and option.compressor.sparse
-            ratios[key] = max(option.ratio, ratios.get(key, 1.0))
+            ratio = option.ratio
+            if option.compressor.variable_length:  # trained by its options, not by it
+                ratio = option.compressor.example().ratio
+            ratios[key] = max(ratio, ratios.get(key, 1.0))
     return tuple(
         rests_on(name, ratio, momentum_correction=corrected)
         for (name, corrected), ratio in ratios.items()

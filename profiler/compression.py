@@ -43,9 +43,12 @@ from comm_plan.compressors.base import (
     Slot,
 )
 from comm_plan.compressors.momentum import Momentum
+from comm_plan.compressors.words import MAX_NUMEL
 from comm_plan.errors import InputError
 from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import KINDS, spec_class
+from comm_plan.plans.compression.words import Words
+from comm_plan.plans.document import MAX_INTEGER
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.timings import PassProgress
 from comm_plan.transports.base import Transport
@@ -94,7 +97,7 @@ def compression_costs(
         (kind, density, numel)
         for kind in kinds
         for density in _densities_of(kind, densities)
-        for numel in sizes(largest_numel)
+        for numel in sizes(min(largest_numel, _most(kind)))
     ]
     costs: dict[str, list[CompressionCost]] = {kind: [] for kind in kinds}
     for done, (kind, density, numel) in enumerate(points, start=1):
@@ -136,6 +139,11 @@ def sizes(largest_numel: int) -> list[int]:
         steps.append(numel)
         numel *= GROWTH
     return [*steps, largest_numel]
+
+
+def _most(kind: str) -> int:
+    """Return how many elements a bucket of ``kind`` may have."""
+    return MAX_NUMEL if issubclass(spec_class(kind), Words) else MAX_INTEGER
 
 
 def _densities_of(kind: str, densities: Sequence[float]) -> Sequence[float]:

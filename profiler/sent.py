@@ -13,6 +13,7 @@ Each method begins from the same parameters, which are the model's again afterwa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
+from comm_plan.compressors.base import VELOCITY
+from comm_plan.compressors.words import MAX_NUMEL
 from comm_plan.plans import Plan, Profile
 from comm_plan.plans.compression import spec_class
 from comm_plan.plans.compression.words import Words
@@ -42,9 +45,6 @@ ITERATIONS = (10, 60)
 SECONDS = 2.0
 """So long they take about, where they are short."""
 
-NAMES = ("density", "corrected")
-"""Of what is seen, in order."""
-
 LEAST = 1e-9
 """A method that sends nothing is not expected never to."""
 
@@ -63,7 +63,7 @@ def with_sent(
     Args:
         workload: what was profiled, on the transport's device.
         profile: of it.
-        kinds: of compressors; others than those are left out.
+        kinds: of compressors; others than those are left out, and what cannot be had.
         ranks: the ranks, each of which sees gradients of its own batches.
         progress: called with the number of methods done and of all.
         find_unused_parameters: as it will be trained.
@@ -74,7 +74,7 @@ def with_sent(
         spec.example()
         for spec in map(spec_class, kinds)
         if issubclass(spec, Words)
-        and taken(profile, spec)
+        and 0 < sum(tensor.numel for tensor in taken(profile, spec)) <= MAX_NUMEL
         and (parts is not None or not spec.needs_second_moments)
     ]
     optimizer = workload.optimizer(workload.model.parameters())
@@ -91,10 +91,18 @@ def with_sent(
             for corrected in corrections
         ]
         mean = np.mean(ranks.gather_objects(own), axis=0).tolist()
-        found[spec.kind] = Sent(**dict(zip(NAMES, mean, strict=False)))
+        if not math.isnan(mean[0]):
+            found[spec.kind] = _seen(*mean)
         if progress is not None:
             progress(done, len(specs))
     return profile.model_copy(update={"sent": found})
+
+
+def _seen(density: float, corrected: float | None = None) -> Sent:
+    """Return both; NaN: the method leaves momentum to the optimizer."""
+    if corrected is not None and math.isnan(corrected):
+        corrected = density
+    return Sent(density=density, corrected=corrected)
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,9 @@ class _Counting:
 
     def density(self, plan: Plan, spec: Words, parts: int) -> float:
         """Return the share of the elements that ``spec`` sends in ``plan``.
+
+        NaN: no step had finite gradients, or the plan corrects momentum and the method
+        leaves it to the optimizer.
 
         Args:
             plan: its buckets are compressed by ``spec``, or not at all.
@@ -137,10 +148,18 @@ class _Counting:
             )
             entered.enter_context(engine)
             (bucket,) = (b for b in engine.buckets if b.planned.compressor == spec)
+            if plan.momentum_correction and VELOCITY not in bucket.compressor.state:
+                return math.nan
+
+            def count() -> None:  # before the optimizer changes gradients
+                if not engine.last_step_skipped:
+                    shares.append(_share_sent(bucket.parameters))
+
+            engine.between_steps = count
             until_s = time.monotonic() + SECONDS
-            while len(shares) < fewest or (
-                len(shares) < most and time.monotonic() < until_s
-            ):
+            for done in range(most):
+                if done >= fewest and time.monotonic() > until_s:
+                    break
                 iterate(
                     self.workload.loss,
                     model,
@@ -149,7 +168,8 @@ class _Counting:
                     micro_batches=parts,
                     no_sync=engine.no_sync,
                 )
-                shares.append(_share_sent(bucket.parameters))
+        if not shares:
+            return math.nan
         return max(LEAST, float(np.mean(shares[len(shares) // 2 :])))
 
 

@@ -57,8 +57,8 @@ def gathered(state: EngineState, ranks: Transport, *, keep: bool = True) -> Engi
     Args:
         state: of this rank.
         ranks: all of them.
-        keep: this rank wants the parts of the others; if not, it has room for no more
-            than one of them at a time.
+        keep: this rank wants the parts of the others; if not, it forgets each when the
+            next has come.
     """
     parts = on_cpu(state["ranks"])
     for part in one_by_one(parts, ranks):

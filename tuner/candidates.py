@@ -226,10 +226,9 @@ def _posed(
             mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
             posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
     for method_name in METHODS if settings.allow is None else settings.allow:
-        named, _ = method(method_name)
-        if named.lossless:
+        spec, _ = method(method_name)
+        if spec.lossless:
             continue
-        spec = problem.prices.expected(named)
         name = f"{MERGED}, {method_name}"
         if spec.ratio > settings.max_ratio * evidence.SLACK:
             missing[name] = (

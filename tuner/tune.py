@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings
 from comm_plan.plans import EmulatedLink, Network, Profile
 from comm_plan.plans.link import link_text
-from comm_plan.runtime import randomness
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner.candidates import Candidates, candidates
@@ -128,17 +126,15 @@ def _for_these(
 
 
 def _profiled(workload: Workload, transport: Transport, options: Options) -> Profile:
-    """Return the profile of ``workload``, taken from a copy of its model.
+    """Return the profile of ``workload``, whose model is as before afterwards.
 
     Raises:
         InputError: the budget does not suffice for it.
     """
-    apart = replace(workload, model=deepcopy(workload.model))
-    with randomness.kept():
-        return profiled(
-            apart,
-            transport,
-            options.budget_s,
-            options.progress,
-            find_unused_parameters=options.find_unused_parameters,
-        )
+    return profiled(
+        workload,
+        transport,
+        options.budget_s,
+        options.progress,
+        find_unused_parameters=options.find_unused_parameters,
+    )

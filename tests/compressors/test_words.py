@@ -198,3 +198,22 @@ def test_a_restored_state_continues_with_the_same_messages(spec):
     for rank in (old, new):
         add_random(rank, torch.Generator().manual_seed(6))
     assert torch.equal(old.encode()[0], new.encode()[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("spec", SPECS, ids=repr)
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_a_gpu_sends_what_a_cpu_sends(spec, scale):
+    messages = []
+    for device in ("cpu", "cuda"):
+        context = Context(1, 0, torch.device(device))
+        compressor = build(spec, "allgather", SLOTS, context)
+        generator = torch.Generator().manual_seed(1)
+        for index, slot in enumerate(SLOTS):
+            gradient = scale * torch.randn(slot.numel, generator=generator)
+            moment = torch.full_like(gradient, 0.5).to(device)
+            compressor.add(index, gradient.to(device), moment)
+        (message,) = compressor.encode()
+        messages.append(message.cpu())
+    assert torch.equal(*messages)

@@ -6,7 +6,10 @@ import pytest
 
 from comm_plan.planner import SOLVERS, Settings, evidence, make_problem, solve
 from comm_plan.planner.evidence import Evidence, Task, largest_ratio, rests_on
+from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import METHODS
+from comm_plan.plans.profile import Sent
+from comm_plan.tests.support import documents
 
 
 def task(within, name="digits"):
@@ -144,3 +147,24 @@ def test_auto_may_use_what_the_page_on_accuracy_says():
         "doublesqueeze": 32 / 3,
         "topk": 20,
     }
+
+
+@pytest.mark.parametrize("density", [1e-9, 0.5])
+def test_what_the_data_decides_rests_on_what_was_trained_with_its_options(density):
+    """However much or little a model was seen to send by them."""
+    costs = (CompressionCost(numel=10_000, compress_s=1e-4, decompress_s=1e-4),)
+    profile = documents.profile([0.01], [10_000], compression={"strom": costs})
+    profile = profile.model_copy(update={"sent": {"strom": Sent(density=density)}})
+    cost = documents.fit((0, 1e-3, 1e-8))
+    network = documents.network(4, allreduce=cost, allgather=cost)
+    for settings, solver in (
+        (Settings(compressor="strom"), "single"),
+        (Settings(allow=("strom",)), "auto"),
+    ):
+        plan = solve(make_problem(profile, network, settings), solver)
+        kinds = {bucket.compressor.kind for bucket in plan.buckets}
+        if solver == "single":
+            assert kinds == {"strom"}
+            assert any("strom up to 100x" in known for known in plan.evidence)
+        else:
+            assert kinds <= {"dense", "strom"}

@@ -266,3 +266,27 @@ def test_the_rows_of_sparse_gradients_are_counted():
     profile = measure(Words(model), iterations=20)
     rows = {tensor.name: tensor.rows for tensor in profile.tensors}
     assert rows == {"0.weight": 2, "1.weight": None, "1.bias": None}
+
+
+class Normalised(Toy):
+    """A model with running statistics, some of which is never trained."""
+
+    def batches(self, rank, world_size, epoch, seed):
+        for _ in range(3):
+            yield torch.randn(4, 4)
+
+
+def test_the_model_and_the_process_are_as_before():
+    model = nn.Sequential(chain(), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    model[1].weight.grad = torch.full((4,), 3.0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    measure(Normalised(model), kinds=["topk", "strom"], iterations=20)
+    assert torch.rand(1) == expected
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert not any(module.training for module in model.modules())
+    assert model[1].weight.grad.tolist() == [3.0] * 4
+    assert all(p.grad is None for p in model[0].parameters())

@@ -19,13 +19,13 @@ STEPS = 12
 class Constant(Toy):
     """Gradients that never change: those of a linear model are its inputs."""
 
-    def __init__(self, inputs, momentum=0.0):
+    def __init__(self, inputs, momentum=0.0, **options):
         super().__init__(nn.Linear(len(inputs), 1, bias=False))
         self.inputs = torch.tensor(inputs)
-        self.momentum = momentum
+        self.options = {"momentum": momentum, **options}
 
     def optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.01, momentum=self.momentum)
+        return torch.optim.SGD(parameters, lr=0.01, **self.options)
 
     def batches(self, rank, world_size, epoch, seed):
         for _ in range(3):
@@ -70,9 +70,11 @@ def sent_by_strom(gradients, momentum):
 INPUTS = [TAU * share for share in (0.09, -0.23, 0.41, 0.57, -1.3, 0.0)]
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_strom_sends_what_exceeds_its_threshold(momentum):
-    workload = Constant(INPUTS, momentum)
+def test_strom_sends_what_exceeds_its_threshold(momentum, decay):
+    """What the optimizer adds to gradients, as of weight decay, was not sent."""
+    workload = Constant(INPUTS, momentum, weight_decay=decay)
     profile = measure(workload, iterations=20)
     seen = with_sent(workload, profile, ["strom"], LocalTransport()).sent["strom"]
     assert 0 < seen.density < 1
@@ -113,6 +115,37 @@ def test_the_model_is_as_before():
     before = workload.model.weight.detach().clone()
     with_sent(workload, profile, ["strom"], LocalTransport())
     assert workload.model.weight.equal(before)
+
+
+class Overflowing(Constant):
+    """Every other step has an infinite gradient."""
+
+    def loss(self, model, batch):
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().loss(model, batch) * (torch.inf if self.steps % 2 else 1.0)
+
+
+def test_steps_that_are_skipped_do_not_count():
+    plain, overflowing = Constant(INPUTS), Overflowing(INPUTS)
+    profile = measure(plain, iterations=20)
+    found = with_sent(overflowing, profile, ["strom"], LocalTransport()).sent["strom"]
+    assert found.density > 0.3  # half of it, if they did
+
+
+def test_what_overflows_in_every_step_shows_nothing():
+    class Always(Constant):
+        def loss(self, model, batch):
+            return super().loss(model, batch) * torch.inf
+
+    profile = measure(Constant(INPUTS), iterations=20)
+    assert with_sent(Always(INPUTS), profile, ["strom"], LocalTransport()).sent == {}
+
+
+def test_vgc_leaves_momentum_to_the_optimizer():
+    workload = Constant(INPUTS, momentum=0.5)
+    profile = measure(workload, iterations=20)
+    seen = with_sent(workload, profile, ["vgc"], LocalTransport()).sent["vgc"]
+    assert seen.corrected == seen.density
 
 
 def test_methods_whose_density_is_chosen_have_none_to_be_seen():
