@@ -39,10 +39,10 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads.base import endless
 
-ITERATIONS = (10, 60)
+ITERATIONS = (10, 40)
 """Of each method: fewest, and most where they are short."""
 
-SECONDS = 2.0
+SECONDS = 1.0
 """So long they take about, where they are short."""
 
 LEAST = 1e-9
