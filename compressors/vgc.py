@@ -53,6 +53,7 @@ import torch
 from torch.nn.functional import pad
 
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Message, Slot
+from comm_plan.compressors.selection import EVERYTHING
 from comm_plan.compressors.words import (
     MAX_DISTANCE,
     Array,
@@ -61,9 +62,6 @@ from comm_plan.compressors.words import (
     unpack,
 )
 from comm_plan.plans.compression import Vgc
-
-EVERYTHING = -1.0
-"""The threshold that every magnitude exceeds."""
 
 _MANTISSA_BITS = 23
 _HALF_MANTISSA = 1 << (_MANTISSA_BITS - 1)

@@ -77,6 +77,8 @@ def with_sent(
         and 0 < sum(tensor.numel for tensor in taken(profile, spec)) <= MAX_NUMEL
         and (parts is not None or not spec.needs_second_moments)
     ]
+    if not specs:
+        return profile
     optimizer = workload.optimizer(workload.model.parameters())
     corrections = (False, True) if can_be_corrected(optimizer) else (False,)
     counting = _Counting(workload, ranks, find_unused_parameters)

@@ -57,7 +57,13 @@ def tune(
         _check_batch_size(options.profile, workload)
     settings = _for_these(workload, transport, options.settings)
     options = replace(options, settings=settings)
-    profile = options.profile or _profiled(workload, transport, options)
+    profile = options.profile or profiled(
+        workload,
+        transport,
+        options.budget_s,
+        options.progress,
+        find_unused_parameters=options.find_unused_parameters,
+    )
     if options.network is not None:
         _compare(options.network, transport)
     network = options.network or swept(
@@ -122,19 +128,4 @@ def _for_these(
         settings,
         world_size=transport.world_size,
         momentum_correction=can_be_corrected(optimizer),
-    )
-
-
-def _profiled(workload: Workload, transport: Transport, options: Options) -> Profile:
-    """Return the profile of ``workload``, whose model is as before afterwards.
-
-    Raises:
-        InputError: the budget does not suffice for it.
-    """
-    return profiled(
-        workload,
-        transport,
-        options.budget_s,
-        options.progress,
-        find_unused_parameters=options.find_unused_parameters,
     )

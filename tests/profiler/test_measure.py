@@ -269,7 +269,7 @@ def test_the_rows_of_sparse_gradients_are_counted():
 
 
 class Normalised(Toy):
-    """A model with running statistics, some of which is never trained."""
+    """Batches that running statistics can be made of."""
 
     def batches(self, rank, world_size, epoch, seed):
         for _ in range(3):
