@@ -4,7 +4,8 @@ For a linear layer without further dimensions the gradient of sample b is the ou
 product of g_b and x_b, so its square is the outer product of the squares and the sum
 over samples one matrix product. With positions within a sample (a sequence, the pixels
 of a convolution) the gradient of a sample is itself a sum, and squaring comes after it:
-per-sample gradients are formed for a few samples at a time, never for all.
+per-sample gradients are formed for a few samples at a time, never for all: on a CPU for
+as few as fit into its cache, and of large layers for one, whose square is added at once.
 
 Every form takes ``(module, x, g)``: x [B, ...] the input, g [B, ...] the gradient of
 the batch's mean loss with respect to the output, and returns a tensor with the shape of
@@ -25,6 +26,9 @@ Form = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 CHUNK_NUMEL = 1 << 24
 """Elements of per-sample gradients that exist at once (or one sample's, if more)."""
 
+CACHED_NUMEL = 1 << 18
+"""The same on a CPU."""
+
 
 def linear_weight(module: nn.Linear, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return [out, in]; x is [B, ..., in], g is [B, ..., out]."""
@@ -33,8 +37,8 @@ def linear_weight(module: nn.Linear, x: torch.Tensor, g: torch.Tensor) -> torch.
     if x.shape[1] == 1:
         return g[:, 0].square().T @ x[:, 0].square()
     total = torch.zeros_like(module.weight)
-    for chunk in _chunks(len(x), total.numel()):
-        total += (g[chunk].mT @ x[chunk]).square_().sum(0)
+    for chunk in _chunks(x, total.numel()):
+        _add_squares(total, g[chunk].mT, x[chunk])
     return total
 
 
@@ -46,9 +50,9 @@ def convolution_weight(
     g = g.reshape(len(g), groups, module.out_channels // groups, -1)
     columns_numel = module.weight[0].numel() * groups * g.shape[-1]
     total = torch.zeros_like(module.weight).view(groups, g.shape[2], -1)
-    for chunk in _chunks(len(x), max(total.numel(), columns_numel)):
+    for chunk in _chunks(x, max(total.numel(), columns_numel)):
         columns = _patches(module, x[chunk]).unflatten(1, (groups, -1))
-        total += (g[chunk] @ columns.mT).square_().sum(0)
+        _add_squares(total, g[chunk], columns.mT)
     return total.view_as(module.weight)
 
 
@@ -132,10 +136,32 @@ def closed_forms(module: nn.Module) -> Mapping[str, Form] | None:
     return None
 
 
-def _chunks(samples: int, numel: int) -> list[slice]:
-    """Return slices of samples that each need ``numel`` elements, few at a time."""
-    size = max(1, CHUNK_NUMEL // numel)
-    return [slice(start, start + size) for start in range(0, samples, size)]
+def at_once(x: torch.Tensor, numel: int) -> int:
+    """Return for how many samples of ``x`` to form ``numel`` elements each at once."""
+    return max(1, (CACHED_NUMEL if x.is_cpu else CHUNK_NUMEL) // numel)
+
+
+def _chunks(x: torch.Tensor, numel: int) -> list[slice]:
+    """Return slices of the samples, which need ``numel`` elements each."""
+    size = at_once(x, numel)
+    return [slice(start, start + size) for start in range(0, len(x), size)]
+
+
+def _add_squares(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> None:
+    """Add the squares of ``left`` @ ``right`` to ``total``, summed over samples.
+
+    Args:
+        total: [..., m, n].
+        left: [samples, ..., m, k].
+        right: [samples, ..., k, n].
+    """
+    products = left @ right
+    if len(products) == 1:
+        total.addcmul_(products[0], products[0])
+    else:
+        total += products.square_().sum(0)
 
 
 def _over_leading(
@@ -147,6 +173,8 @@ def _over_leading(
 
 def _patches(module: nn.Conv1d | nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
     """Return [B, C * kernel, T]: what each output position sees."""
+    if _sees_points(module):
+        return x.flatten(2)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = functional.pad(x, _padding(module), mode=mode)
     if isinstance(module, nn.Conv1d):
@@ -157,6 +185,12 @@ def _patches(module: nn.Conv1d | nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
         dilation=_plane(module.dilation),
         stride=_plane(module.stride),
     )
+
+
+def _sees_points(module: nn.Conv1d | nn.Conv2d) -> bool:
+    """Return whether each output position sees just its own input position."""
+    ones = (*module.kernel_size, *module.stride)
+    return all(size == 1 for size in ones) and not any(_padding(module))
 
 
 def _plane(sizes: tuple[int, ...]) -> tuple[int, ...]:
