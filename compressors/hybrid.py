@@ -65,8 +65,8 @@ class HybridCompressor(StromCompressor[Hybrid]):
     def _take(
         self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
     ) -> torch.Tensor:
-        tau, variance = self.spec.tau, self._variance[position]
+        tau, variance = self.spec.tau, self._variance.index_select(0, position)
         left = super()._take(position, residual, sent)
         variance -= 2 * tau * residual.abs() - tau**2
-        self._variance[position] = variance.clamp_min_(0)
+        self._variance.index_copy_(0, position, variance.clamp_min_(0))
         return left

@@ -41,7 +41,7 @@ class StromCompressor(WordCompressor[StromT]):
     def encode(self) -> Message:
         """Return the words of the elements above tau, [k] int32."""
         position = self._significant()
-        residual = self._residual[position]
+        residual = self._residual.index_select(0, position)
         sent = torch.full_like(residual, self.spec.tau).copysign_(residual)
         self._take(position, residual, sent)
         return (pack(position, 0, sent),)

@@ -96,15 +96,16 @@ class VgcCompressor(WordCompressor[Vgc]):
     def encode(self) -> Message:
         """Return the exponent bytes of all tensors and the words, one int32 tensor."""
         position = self._significant()
-        values, counts = self._residual[position], self._counts_of(position)
+        values = self._residual.index_select(0, position)
+        counts = self._counts_of(position)
         top, distance = quantize(values, counts)
-        near = distance <= MAX_DISTANCE
-        words = pack(position, distance, values)[near]
+        near = (distance <= MAX_DISTANCE).nonzero().flatten()
+        words = pack(position, distance, values).index_select(0, near)
         if self.spec.as_printed:
             self._take(position, values, values)
         else:
             sent = power_of_two(each_of(top, counts, len(position)) - distance, values)
-            self._take(position[near], values[near], sent[near])
+            self._take(*(t.index_select(0, near) for t in (position, values, sent)))
         return (torch.cat([self._pack_exponents(top), words]),)
 
     def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
@@ -122,7 +123,7 @@ class VgcCompressor(WordCompressor[Vgc]):
         self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
     ) -> torch.Tensor:
         left = super()._take(position, residual, sent)
-        self._variance[position] = left.square()
+        self._variance.index_copy_(0, position, left.square())
         return left
 
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:

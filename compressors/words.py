@@ -126,7 +126,7 @@ class WordCompressor(Compressor[WordsT]):
             return
         position, before = self._before_encode
         for quantity, values in before.items():
-            self._flat[quantity][position] = values
+            self._flat[quantity].index_copy_(0, position, values)
         self._before_encode = None
 
     @abstractmethod
@@ -175,10 +175,10 @@ class WordCompressor(Compressor[WordsT]):
             What is left there, [k].
         """
         others = (name for name in self._flat if name != RESIDUAL)
-        before = {name: self._flat[name][position] for name in others}
+        before = {name: self._flat[name].index_select(0, position) for name in others}
         self._before_encode = position, {RESIDUAL: residual, **before}
         left = residual - sent
-        self._residual[position] = left
+        self._residual.index_copy_(0, position, left)
         return left
 
     def _remember(self, quantity: str) -> torch.Tensor:

@@ -26,8 +26,8 @@ Gradients that a method does not take, sparse ones and those of other dtypes, tr
 buckets of their own. Where there are some, they travel in the iterations that it is
 compared with too, and of the thread's time only that of the method's bucket counts.
 
-Methods whose work depends on the values of gradients are left as they are: the
-thresholds they are measured with fit normal gradients, not the model's.
+Methods whose work depends on the values of gradients are left as they are: what they
+take of the thread is seen where they send as much as of the model's own (``sent``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from comm_plan.plans import (
 from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.compression import coded_by_default
-from comm_plan.profiler.one_rank import plan_by, taken
+from comm_plan.profiler.one_rank import plan_by, taken, thread_s
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -164,8 +164,8 @@ def _factors(
         return float(np.sum(np.interp(numels, sizes, seconds)))
 
     return (
-        _factor(delay_s, in_all([cost.compress_s for cost in costs])),
-        _factor(
+        factor(delay_s, in_all([cost.compress_s for cost in costs])),
+        factor(
             thread_s,
             in_all([cost.codec_s(coded.decoded, coded.encoded) for cost in costs]),
         ),
@@ -173,7 +173,7 @@ def _factors(
     )
 
 
-def _factor(in_place_s: float, alone_s: float) -> float:
+def factor(in_place_s: float, alone_s: float) -> float:
     """Return how many times as long it takes; 1 where that cannot be said."""
     return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
 
@@ -273,7 +273,7 @@ class _Training:
         self.ranks.barrier()
         with self._engine(self.model, plan) as engine:
             rows = [
-                (_iteration_s(self.trial, engine), _thread_s(engine, kind))
+                (_iteration_s(self.trial, engine), thread_s(engine, kind))
                 for _ in range(self.block)
             ]
         return _medians(rows)
@@ -343,16 +343,6 @@ def _exposed_s(engine: Engine) -> float:
     seconds = engine.last_moments.exposed_s()
     assert seconds is not None
     return seconds
-
-
-def _thread_s(engine: Engine, kind: str) -> float:
-    """Return how long the last step's buckets of ``kind`` kept the thread busy."""
-    assert engine.last_moments is not None
-    moments = engine.last_moments.seconds()
-    assert moments is not None
-    _, start, finish = moments[2:].reshape(3, len(engine.buckets))
-    own = [bucket.planned.compressor.kind == kind for bucket in engine.buckets]
-    return float(np.sum((finish - start)[own]))
 
 
 def _corrected(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from comm_plan.plans import Bucket, Plan, PlannedModel, Profile, TensorTiming
 from comm_plan.plans.compression import Dense, Spec
 from comm_plan.plans.compression.rows import Rows
+from comm_plan.runtime.engine import Engine
 from comm_plan.transports.local import LocalTransport
 
 
@@ -41,3 +44,13 @@ def plan_by(profile: Profile, spec: Spec) -> Plan:
             for (_, own), names in members.items()
         ),
     )
+
+
+def thread_s(engine: Engine, kind: str) -> float:
+    """Return how long the last step's buckets of ``kind`` kept the thread busy."""
+    assert engine.last_moments is not None
+    moments = engine.last_moments.seconds()
+    assert moments is not None
+    _, start, finish = moments[2:].reshape(3, len(engine.buckets))
+    own = [bucket.planned.compressor.kind == kind for bucket in engine.buckets]
+    return float(np.sum((finish - start)[own]))

@@ -1,12 +1,16 @@
 """What an iteration takes longer in which second moments are had of all parameters.
 
-Iterations with and without them run in turn. Exact ones are caught while backward runs,
-where the model has them; else the batch is cut into micro-batches. Of those, gradients
-are ready only in the last one's backward, so there is less to hide messages behind
-than a plan's schedule takes there to be.
+Iterations with and without them run in turn, and in each the ranks meet after backward,
+as in training: a rank that is done and goes on would take cores from those that are
+not. Exact ones are caught while backward runs, where the model has them; else the batch
+is cut into micro-batches. Of those, gradients are ready only in the last one's
+backward, so there is less to hide messages behind than a plan's schedule takes there to
+be.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +18,7 @@ from comm_plan.plans import Profile
 from comm_plan.plans.parameters import trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.timings import Measurable
+from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.second_moments import ExactSecondMoments
 from comm_plan.runtime.second_moments.choice import EXACT, chosen, estimator
@@ -51,12 +56,14 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, ranks.rank, ranks.world_size)
     parts = chosen(found) or EXACT
+    meet = Rendezvous(ranks, model).meet
+    step = partial(iterate, workload.loss, model, optimizer, meet=meet)
 
     def plain() -> None:
-        iterate(workload.loss, model, optimizer, next(batches))
+        step(next(batches))
 
     def extended() -> None:
-        iterate(workload.loss, model, optimizer, next(batches), micro_batches=parts)
+        step(next(batches), micro_batches=parts)
         for parameter in trainable(model).values():
             if parameter.grad is not None:
                 moments.of(parameter)

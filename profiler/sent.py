@@ -8,6 +8,10 @@ depends on the rank's own gradients alone, not on how many ranks there are. Resi
 begin empty, so the first half of the iterations does not count. Density falls and rises
 as training goes on: what is seen here is that of its beginning.
 
+How long that keeps the communication thread, where the ranks meet after each backward
+as in training, over what the method's costs say of so many elements, is a factor on
+those costs: they are measured with thresholds that fit normal gradients.
+
 Each method begins from the same parameters, which are the model's again afterwards.
 """
 
@@ -24,12 +28,15 @@ from torch import nn
 
 from comm_plan.compressors.base import VELOCITY
 from comm_plan.compressors.words import MAX_NUMEL
-from comm_plan.plans import Plan, Profile
+from comm_plan.plans import CompressionCost, Plan, Profile
 from comm_plan.plans.compression import spec_class
 from comm_plan.plans.compression.words import Words
 from comm_plan.plans.profile import Sent
-from comm_plan.profiler.one_rank import plan_by, taken
+from comm_plan.profiler.compression import coded_by_default
+from comm_plan.profiler.in_place import factor
+from comm_plan.profiler.one_rank import plan_by, taken, thread_s
 from comm_plan.profiler.timings import Measurable, PassProgress
+from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.momentum import can_be_corrected
@@ -49,6 +56,10 @@ LEAST = 1e-9
 """A method that sends nothing is not expected never to."""
 
 
+Seen = tuple[float, float]
+"""The share of the elements that is sent, and the thread's seconds; NaN: neither."""
+
+
 def with_sent(
     workload: Measurable,
     profile: Profile,
@@ -59,6 +70,8 @@ def with_sent(
     find_unused_parameters: bool = False,
 ) -> Profile:
     """Return ``profile`` with what the data lets ``kinds`` send; a collective call.
+
+    And with their costs as long as it takes.
 
     Args:
         workload: what was profiled, on the transport's device.
@@ -81,34 +94,90 @@ def with_sent(
         return profile
     optimizer = workload.optimizer(workload.model.parameters())
     corrections = (False, True) if can_be_corrected(optimizer) else (False,)
-    counting = _Counting(workload, ranks, find_unused_parameters)
+    watching = _Watching(workload, ranks, find_unused_parameters)
     found = {}
+    costs = dict(profile.compression)
     for done, spec in enumerate(specs, 1):
         cut = parts if parts is not None and spec.needs_second_moments else EXACT
         plan = plan_by(profile, spec)
         own = [
-            counting.density(
+            watching.seen(
                 plan.model_copy(update={"momentum_correction": corrected}), spec, cut
             )
             for corrected in corrections
         ]
-        mean = np.mean(ranks.gather_objects(own), axis=0).tolist()
-        if not math.isnan(mean[0]):
-            found[spec.kind] = _seen(*mean)
+        seen: list[Seen] = np.mean(ranks.gather_objects(own), axis=0).tolist()
+        densities = [density for density, _ in seen]
+        if not math.isnan(densities[0]):
+            found[spec.kind] = _sent(*densities)
+            if spec.kind in costs:
+                numels = [tensor.numel for tensor in taken(profile, type(spec))]
+                costs[spec.kind] = _as_seen(costs[spec.kind], spec.kind, numels, seen)
         if progress is not None:
             progress(done, len(specs))
-    return profile.model_copy(update={"sent": found})
+    return profile.model_copy(update={"sent": found, "compression": costs})
 
 
-def _seen(density: float, corrected: float | None = None) -> Sent:
+def _sent(density: float, corrected: float | None = None) -> Sent:
     """Return both; NaN: the method leaves momentum to the optimizer."""
     if corrected is not None and math.isnan(corrected):
         corrected = density
     return Sent(density=density, corrected=corrected)
 
 
+def _as_seen(
+    costs: Sequence[CompressionCost],
+    kind: str,
+    numels: Sequence[int],
+    seen: Sequence[Seen],
+) -> tuple[CompressionCost, ...]:
+    """Return ``costs``, so many times as long as what was seen.
+
+    Args:
+        costs: of ``kind``.
+        kind: the method.
+        numels: of all tensors that it takes.
+        seen: without momentum correction, and perhaps with it.
+    """
+    coded = coded_by_default(kind, LocalTransport.world_size)
+    densities = sorted({cost.density for cost in costs})
+
+    def in_all(density: float, corrected: bool) -> float:
+        alike = sorted(
+            (cost for cost in costs if cost.density == density),
+            key=lambda cost: cost.numel,
+        )
+        seconds = [
+            cost.codec_s(coded.decoded, coded.encoded, momentum_correction=corrected)
+            for cost in alike
+        ]
+        sizes = [cost.numel for cost in alike]
+        return float(np.sum(np.interp(numels, sizes, seconds)))
+
+    thread_s = alone_s = 0.0
+    for corrected, (density, seconds) in enumerate(seen):
+        if not math.isnan(density):
+            thread_s += seconds
+            at = [in_all(each, bool(corrected)) for each in densities]
+            alone_s += float(np.interp(math.log(density), np.log(densities), at))
+    longer = factor(thread_s, alone_s)
+    return tuple(
+        cost.model_copy(
+            update={
+                "encode_s": cost.encode_s * longer,
+                "decompress_s": cost.decompress_s * longer,
+                "another_s": None
+                if cost.another_s is None
+                else cost.another_s * longer,
+                "momentum_encode_s": cost.momentum_encode_s * longer,
+            }
+        )
+        for cost in costs
+    )
+
+
 @dataclass(frozen=True)
-class _Counting:
+class _Watching:
     """The iterations, under one engine after the other.
 
     Attributes:
@@ -121,8 +190,8 @@ class _Counting:
     ranks: Transport
     find_unused_parameters: bool
 
-    def density(self, plan: Plan, spec: Words, parts: int) -> float:
-        """Return the share of the elements that ``spec`` sends in ``plan``.
+    def seen(self, plan: Plan, spec: Words, parts: int) -> Seen:
+        """Return what is seen of ``spec`` in ``plan``; a collective call.
 
         NaN: no step had finite gradients, or the plan corrects momentum and the method
         leaves it to the optimizer.
@@ -134,7 +203,8 @@ class _Counting:
         """
         model, ranks = self.workload.model, self.ranks
         batches = endless(self.workload.batches, ranks.rank, ranks.world_size)
-        shares: list[float] = []
+        meet = Rendezvous(ranks, model).meet
+        rows: list[Seen] = []
         fewest, most = ITERATIONS
         with ExitStack() as entered:
             entered.enter_context(restored(model))
@@ -151,16 +221,18 @@ class _Counting:
             entered.enter_context(engine)
             (bucket,) = (b for b in engine.buckets if b.planned.compressor == spec)
             if plan.momentum_correction and VELOCITY not in bucket.compressor.state:
-                return math.nan
+                return math.nan, math.nan
 
             def count() -> None:  # before the optimizer changes gradients
                 if not engine.last_step_skipped:
-                    shares.append(_share_sent(bucket.parameters))
+                    share = _share_sent(bucket.parameters)
+                    rows.append((share, thread_s(engine, spec.kind)))
 
             engine.between_steps = count
             until_s = time.monotonic() + SECONDS
             for done in range(most):
-                if done >= fewest and time.monotonic() > until_s:
+                late = done >= fewest and time.monotonic() > until_s
+                if ranks.broadcast_object(late):
                     break
                 iterate(
                     self.workload.loss,
@@ -169,10 +241,12 @@ class _Counting:
                     next(batches),
                     micro_batches=parts,
                     no_sync=engine.no_sync,
+                    meet=meet,
                 )
-        if not shares:
-            return math.nan
-        return max(LEAST, float(np.mean(shares[len(shares) // 2 :])))
+        if not rows:
+            return math.nan, math.nan
+        shares, seconds = zip(*rows[len(rows) // 2 :], strict=True)
+        return max(LEAST, float(np.mean(shares))), float(np.median(seconds))
 
 
 def _share_sent(parameters: Sequence[nn.Parameter]) -> float:

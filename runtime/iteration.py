@@ -22,6 +22,7 @@ def iterate(
     *,
     micro_batches: int = 1,
     no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+    meet: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """Do one step; return its loss and its seconds.
 
@@ -35,6 +36,7 @@ def iterate(
         batch: one of its batches.
         micro_batches: into how many the batch is cut, each with a backward of its own.
         no_sync: what all of them but the last run in.
+        meet: called after backward, to wait for the other ranks.
 
     Raises:
         MismatchError: the batch cannot be cut so.
@@ -47,6 +49,7 @@ def iterate(
         with no_sync():
             losses.append(_backward(loss, model, part, micro_batches))
     losses.append(_backward(loss, model, last, micro_batches))
+    meet()
     optimizer.step()
     total = torch.stack(losses).sum()
     if total.device.type == "cuda":

@@ -5,7 +5,7 @@ product of g_b and x_b, so its square is the outer product of the squares and th
 over samples one matrix product. With positions within a sample (a sequence, the pixels
 of a convolution) the gradient of a sample is itself a sum, and squaring comes after it:
 per-sample gradients are formed for a few samples at a time, never for all: on a CPU for
-as few as fit into its cache, and of large layers for one, whose square is added at once.
+as few as fit into its cache, of large layers for one, whose square is added at once.
 
 Every form takes ``(module, x, g)``: x [B, ...] the input, g [B, ...] the gradient of
 the batch's mean loss with respect to the output, and returns a tensor with the shape of
@@ -147,9 +147,7 @@ def _chunks(x: torch.Tensor, numel: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(x), size)]
 
 
-def _add_squares(
-    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor
-) -> None:
+def _add_squares(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """Add the squares of ``left`` @ ``right`` to ``total``, summed over samples.
 
     Args:

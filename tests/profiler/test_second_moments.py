@@ -59,10 +59,10 @@ def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch, clock
     cut = []
     real = module.iterate
 
-    def counting(*arguments, micro_batches=1):
+    def counting(*arguments, micro_batches=1, **options):
         cut.append(micro_batches)
         clock.sleep(micro_batches)
-        return real(*arguments, micro_batches=micro_batches)
+        return real(*arguments, micro_batches=micro_batches, **options)
 
     monkeypatch.setattr(module, "iterate", counting)
     found = with_second_moments(workload, profile, LocalTransport()).second_moments

@@ -1,9 +1,12 @@
 """What is sent where the data decides, against a loop over elements."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
+from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import Strom
 from comm_plan.profiler import measure
 from comm_plan.profiler import sent as module
@@ -153,3 +156,50 @@ def test_methods_whose_density_is_chosen_have_none_to_be_seen():
     profile = measure(workload, kinds=["topk", "strom"], iterations=20)
     assert list(profile.sent) == ["strom"]
     assert measure(workload, kinds=["topk"], iterations=20).sent == {}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_costs_are_as_long_as_what_was_seen_takes(momentum, monkeypatch):
+    """Interpolated at the densities that were seen, with momentum corrected too."""
+    monkeypatch.setattr(module, "thread_s", lambda engine, kind: 7.0)
+    workload = Constant(INPUTS, momentum)
+    profile = measure(workload, iterations=20)
+    alone = tuple(
+        CompressionCost(
+            numel=numel,
+            density=density,
+            compress_s=5.0,
+            encode_s=numel * (1 + density),
+            decompress_s=numel * density,
+            another_s=1.0,
+            momentum_encode_s=numel,
+        )
+        for numel in (1, 2 * len(INPUTS))
+        for density in (0.1, 1.0)
+    )
+    profile = profile.model_copy(update={"compression": {"strom": alone}})
+    found = with_sent(workload, profile, ["strom"], LocalTransport())
+    seen = found.sent["strom"]
+
+    def alone_s(density, corrected):
+        low, high = 1.2, 3.0  # an element's seconds at both densities
+        share = math.log(density / 0.1) / math.log(10)
+        return len(INPUTS) * (low + share * (high - low) + corrected)
+
+    taken_s, total_s = 7.0, alone_s(seen.density, corrected=False)
+    if momentum:
+        taken_s, total_s = 14.0, total_s + alone_s(seen.corrected, corrected=True)
+    longer = taken_s / total_s
+    for cost, before in zip(found.compression["strom"], alone, strict=True):
+        assert cost.compress_s == before.compress_s
+        assert cost.encode_s == pytest.approx(before.encode_s * longer)
+        assert cost.decompress_s == pytest.approx(before.decompress_s * longer)
+        assert cost.another_s == pytest.approx(longer)
+        assert cost.momentum_encode_s == pytest.approx(cost.numel * longer)
+
+
+def test_costs_of_what_is_not_seen_stay():
+    workload = Normal()
+    profile = measure(workload, kinds=["topk"], iterations=20)
+    seen = with_sent(workload, profile, ["topk", "strom"], LocalTransport())
+    assert seen.compression == profile.compression

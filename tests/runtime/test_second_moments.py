@@ -207,7 +207,7 @@ def test_a_known_layer_with_a_parameter_of_its_own_is_vectorised():
 
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
 def test_the_size_of_chunks_changes_nothing(chunk, monkeypatch):
-    monkeypatch.setattr(closed_forms, "CHUNK_NUMEL", chunk)
+    monkeypatch.setattr(closed_forms, "CACHED_NUMEL", chunk)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Linear(6, 4))
     check(model, torch.randn(5, 2, 8))
