@@ -3,8 +3,8 @@
 A machine is not equally fast all the time: ten seconds may be slow, or the ranks may
 wait for each other longer than usual. So iterations are timed in several windows, from
 the beginning of all that is measured to its end, and other things between them. Medians
-are taken of the iterations of all windows; of what is a difference of medians, the
-median of the windows.
+are taken of the iterations of all windows, of their whole lengths as of their parts: of
+the few of one window, the slowest rank's parts add up to more than they do in all.
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ class Window:
 
     of_ranks: Sequence[Timings]
     meeting_s: float
-
-    @property
-    def waiting_s(self) -> float:
-        """What an iteration took beyond its parts."""
-        return waiting_s(slowest_of(self.of_ranks), self.meeting_s)
 
 
 class Iterations:
@@ -94,8 +89,9 @@ class Iterations:
 
     @property
     def waiting_s(self) -> float:
-        """What an iteration takes beyond its parts, in the median window."""
-        return float(np.median([each.waiting_s for each in self.windows]))
+        """What an iteration takes beyond its parts."""
+        meetings_s = [window.meeting_s for window in self.windows]
+        return waiting_s(slowest_of(self.of_ranks), float(np.median(meetings_s)))
 
     @property
     def some_were_unused(self) -> bool:

@@ -14,8 +14,8 @@ PART_S = 1.0
 """Of forward, of backward and of the update."""
 
 
-def window(waits_s, rows=4):
-    parts = np.full(rows, PART_S)
+def window(waits_s, rows=4, part_s=PART_S):
+    parts = np.full(rows, part_s)
     timings = Timings(
         forward_s=parts,
         backward_s=parts,
@@ -66,10 +66,21 @@ def test_the_warm_up_comes_once(timed):
     assert seen == [(done, 23) for done in range(1, 24)]
 
 
-def test_waiting_is_that_of_the_median_window(timed):
+def test_one_window_of_long_waits_does_not_count(timed):
     counted = timed()
     counted.windows += [window(0.01), window(9.0), window(0.03)]
     assert counted.waiting_s == pytest.approx(0.03)
+
+
+def test_parts_and_waiting_and_meeting_are_all_of_an_iteration(timed):
+    """Whatever the windows have in common."""
+    counted = timed()
+    counted.windows += [window(0.2, 3), window(0.0, 4, 2.0), window(0.7, 4, 1.5)]
+    timings = joined([each.of_ranks[0] for each in counted.windows])
+    names = ("forward_s", "backward_s", "update_s")
+    parts_s = sum(np.median(getattr(timings, name)) for name in names)
+    whole_s = parts_s + counted.waiting_s + 0.5
+    assert whole_s == pytest.approx(np.median(timings.total_s))
 
 
 def test_the_iterations_of_all_windows_count(timed):
