@@ -5,13 +5,13 @@ through the caches since it touched them, and it leaves the caches cold for the 
 backward and the next forward. Buckets that are measured on their own show neither. So
 the workload's own iterations run under an engine of one rank, in which one bucket holds
 all gradients that a method takes and nothing travels, in turn with iterations in which
-it rests, right before and right after, as a machine is now faster and now slower for
-seconds. The ranks meet at the end of each backward, as in training: those that share a
-host pass over its memory at the same time, and wait for each other. As ``train`` and
-``tune`` do, the engine looks sums through for inf and NaN, and hands out parts of
-buckets as gradients. What iterations take longer, less
-what the communication thread adds after backward, over the sum of ``compress_s`` of all
-tensors, is a factor on ``compress_s``, the update's share of it too, which finds
+it rests, few of each kind at a time, as a machine is now faster and now slower for
+parts of a second. The ranks meet at the end of each backward, as in training: those
+that share a host pass over its memory at the same time, and wait for each other. As
+``train`` and ``tune`` do, the engine looks sums through for inf and NaN, and hands out
+parts of buckets as gradients. What iterations take longer, less what the communication
+thread adds after backward, over the sum of ``compress_s`` of all tensors, is a factor
+on ``compress_s``, the update's share of it too, which finds
 gradients where the engine has left them; what that thread takes, over the sum of
 ``encode_s`` and ``decompress_s``, one on those. Whole iterations are compared, for a
 rank that is done sooner waits for the others: where its own backward ends says little
@@ -19,12 +19,13 @@ of them, and scatters more. How costs grow with size stays as measured. They are
 one density; at others they grow by as many seconds, not by the same factor, for however
 little is sent, the same memory is passed over; what is faster in place is so by the
 factor. Momentum correction passes over states as large as the model, whatever is
-compressed, and spares the optimizer its own momentum: what iterations take longer with
-it is shared out by elements.
+compressed, and spares the optimizer its own momentum, also while the engine rests: what
+iterations take longer with it, less by how much that shortens updates, is shared out by
+elements.
 
 Gradients that a method does not take, sparse ones and those of other dtypes, travel in
-buckets of their own. Where there are some, they travel in the iterations that it is
-compared with too, and of the thread's time only that of the method's bucket counts.
+buckets of their own. Where there are some, what iterations take longer with them alone
+is taken off, and of the thread's time only that of the method's bucket counts.
 
 Methods whose work depends on the values of gradients are left as they are: what they
 take of the thread is seen where they send as much as of the model's own (``sent``).
@@ -34,8 +35,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from torch import nn
@@ -69,7 +70,10 @@ Seen = tuple[float, float]
 """By one plan: how much longer iterations are, but for what the communication thread
 adds after backward, and how long that thread works."""
 
-BLOCK = (4, 24)
+WORKING = 2
+"""Blocks of iterations in which an engine works, each between two in which it rests."""
+
+BLOCK = (2, 24)
 """Iterations of one kind after one another: fewest, and most where they are short.
 Medians are taken of all but the first quarter, which finds the caches as those of
 another kind left them, and a thread that has just begun."""
@@ -241,42 +245,56 @@ class _Training:
     find_unused_parameters: bool
 
     def turn(self, plans: Plans) -> list[Seen]:
-        """Return what is seen by each plan, beside rests right before and after it."""
+        """Return what is seen by each plan; one that corrects momentum comes second."""
         seen = []
-        rested: tuple[Bucket, ...] | None = None
-        after_s = 0.0
-        for (kind, _), plan in plans.items():
+        alone_s: dict[tuple[Bucket, ...], float] = {(): 0.0}
+        own_update_s = 0.0
+        for (kind, corrected), plan in plans.items():
             others = tuple(b for b in plan.buckets if b.compressor.kind != kind)
-            before_s = after_s if others == rested else self._resting_s(plan, others)
-            works_s, thread_s = self._working(plan, kind)
-            rested, after_s = others, self._resting_s(plan, others)
-            seen.append((works_s - (before_s + after_s) / 2, thread_s))
+            if others not in alone_s:
+                part = _part(self.model, plan, others)
+                alone_s[others], *_ = self._compared(*part, kind)
+            later_s, thread_s, update_s = self._compared(self.model, plan, kind)
+            if not corrected:
+                own_update_s = update_s
+            spared_s = own_update_s - update_s
+            seen.append((later_s - spared_s - alone_s[others], thread_s))
         return seen
 
-    def _resting_s(self, plan: Plan, others: Sequence[Bucket]) -> float:
-        """Return how long they are while of ``plan`` only ``others`` travel."""
-        self.ranks.barrier()
-        with ExitStack() as entered:
-            if others:
-                part = self._engine(*_part(self.model, plan, others))
-                travels = entered.enter_context(part)
-            else:
-                engine = entered.enter_context(self._engine(self.model, plan))
-                entered.enter_context(engine.no_sync())
-                travels = None
-            rows = [(_iteration_s(self.trial, travels),) for _ in range(self.block)]
-        (rests_s,) = _medians(rows)
-        return rests_s
+    def _compared(
+        self, model: nn.Module, plan: Plan, kind: str
+    ) -> tuple[float, float, float]:
+        """Return what is seen by ``plan`` for ``model``, beside iterations without.
 
-    def _working(self, plan: Plan, kind: str) -> list[float]:
-        """Return how long they are by ``plan``, and how long the thread works."""
+        And the update's seconds in those. The first iteration, in which residuals are
+        empty and thresholds unknown, does not count.
+        """
         self.ranks.barrier()
-        with self._engine(self.model, plan) as engine:
-            rows = [
+        with self._engine(model, plan) as engine:
+            self.trial.iterate()
+            rests, works = [self._resting(engine)], []
+            for _ in range(WORKING):
+                works.append(self._working(engine, kind))
+                rests.append(self._resting(engine))
+        works_s, thread_s = np.mean(works, axis=0).tolist()
+        between = [np.mean(pair, axis=0) for pair in pairwise(rests)]
+        rests_s, update_s = np.mean(between, axis=0).tolist()
+        return works_s - rests_s, thread_s, update_s
+
+    def _resting(self, engine: Engine) -> list[float]:
+        """Return how long they are while nothing travels, and their updates."""
+        with engine.no_sync():
+            timings = [self.trial.run(1, 0) for _ in range(self.block)]
+        return _medians([(float(t.total_s[0]), float(t.update_s[0])) for t in timings])
+
+    def _working(self, engine: Engine, kind: str) -> list[float]:
+        """Return how long they are, and how long the thread works for ``kind``."""
+        return _medians(
+            [
                 (_iteration_s(self.trial, engine), thread_s(engine, kind))
                 for _ in range(self.block)
             ]
-        return _medians(rows)
+        )
 
     def _engine(self, model: nn.Module, plan: Plan) -> Engine:
         return Engine(
@@ -325,16 +343,10 @@ def _medians(block: Sequence[tuple[float, ...]]) -> list[float]:
     return medians
 
 
-def _iteration_s(trial: Trial, engine: Engine | None) -> float:
-    """Run one; return how long it is.
-
-    Args:
-        trial: runs it.
-        engine: what it is busy with after backward is left out; None: nothing travels.
-    """
+def _iteration_s(trial: Trial, engine: Engine) -> float:
+    """Run one; return how long it is, less what ``engine`` does after backward."""
     timings = trial.run(1, 0)
-    later_s = 0.0 if engine is None else _exposed_s(engine)
-    return float(timings.total_s[0]) - later_s
+    return float(timings.total_s[0]) - _exposed_s(engine)
 
 
 def _exposed_s(engine: Engine) -> float:

@@ -49,8 +49,7 @@ def plan_by(profile: Profile, spec: Spec) -> Plan:
 def thread_s(engine: Engine, kind: str) -> float:
     """Return how long the last step's buckets of ``kind`` kept the thread busy."""
     assert engine.last_moments is not None
-    moments = engine.last_moments.seconds()
-    assert moments is not None
-    _, start, finish = moments[2:].reshape(3, len(engine.buckets))
+    busy_s = engine.last_moments.busy_s()
+    assert busy_s is not None
     own = [bucket.planned.compressor.kind == kind for bucket in engine.buckets]
-    return float(np.sum((finish - start)[own]))
+    return float(np.sum(busy_s[own]))

@@ -74,6 +74,19 @@ class Moments:
         later_s = self._since(self.backward_end, self.finish)
         return None if later_s is None else max(0.0, float(later_s.max()))
 
+    def busy_s(self) -> Row | None:
+        """Return how long each bucket kept the communication thread, [B].
+
+        None if one never finished. Forward may be unknown.
+        """
+        if self.start[0] is None:
+            return None
+        spans = self._since(self.start[0], [*self.start, *self.finish])
+        if spans is None:
+            return None
+        start, finish = spans.reshape(2, -1)
+        return finish - start
+
     def _since(self, start: Moment, marks: Sequence[Moment | None]) -> Row | None:
         """Return the seconds from ``start`` to each; None if one was never reached."""
         if any(mark is None for mark in marks):

@@ -35,7 +35,7 @@ ALIKE = 2
 MILD_RATIOS = (32.0, 16.0)
 """Where the loss decides, ``auto`` is also asked to leave out no more than that."""
 
-MOST = 10
+MOST = 16
 """Plans that are tried at most, the baseline and the merged one among them."""
 
 

@@ -1,5 +1,7 @@
 """Costs in place: their sum over the model is what the training showed."""
 
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,9 @@ from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler import compression_costs, measure
 from comm_plan.profiler import in_place as module
 from comm_plan.profiler.in_place import in_place
+from comm_plan.profiler.timings import Trial
 from comm_plan.runtime.engine import Engine
+from comm_plan.tests.profiler.test_measure import Toy, chain
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
 from comm_plan.workloads.user import from_parts
@@ -136,6 +140,20 @@ def test_sizes_and_densities_stay_and_methods_that_depend_on_data_are_left(
         assert all(c.compress_s > 0 and c.decompress_s > 0 for c in costs)
 
 
+class Inside(Toy):
+    """A training that calls the model's parts, never the model."""
+
+    def loss(self, model, batch):
+        return model[1](model[0](batch)).sum()
+
+
+def test_a_model_whose_parts_are_called_has_costs_too():
+    kinds = ["topk", "strom"]
+    profile = measure(Inside(chain(2)), kinds=kinds, iterations=20)
+    assert list(profile.compression) == kinds
+    assert list(profile.sent) == ["strom"]
+
+
 def test_the_model_is_left_without_an_engine(digits):
     workload, profile = digits
     in_place(workload, profile, LocalTransport())
@@ -220,31 +238,47 @@ class Observed(Engine):
         return [WORK_S[kind] * self._is_listening() for kind in kinds]
 
 
+class Told(Trial):
+    """Iterations of which :meth:`told_s` says how long they and their updates are."""
+
+    def run(self, iterations, warmup, progress=None):
+        timings = super().run(iterations, warmup, progress)
+        total_s, update_s = self.told_s()
+        return replace(
+            timings,
+            total_s=np.full(iterations, total_s),
+            update_s=np.full(iterations, update_s),
+        )
+
+
 @pytest.fixture
 def watched(monkeypatch):
     """Time the buckets of every engine by :data:`WORK_S`; return each iteration's."""
     iterations = []
 
-    def iteration(trial, _):
-        trial.run(1, 0)
-        engine = Observed.latest
-        iterations.append(sum(engine.work_s()))
-        marks = np.zeros((3, len(engine.buckets)))
-        marks[2] = engine.work_s()
-        told = np.concatenate([[0.0, 0.0], marks.ravel()])
-        engine.last_moments = SimpleNamespace(seconds=lambda: told)
-        return sum(engine.work_s())
+    class Watched(Told):
+        def told_s(self):
+            engine = getattr(Observed, "latest", None)
+            if engine is None:
+                return 1.0, 0.0
+            busy_s = np.array(engine.work_s())
+            engine.last_moments = SimpleNamespace(
+                busy_s=lambda: busy_s, exposed_s=lambda: 0.0
+            )
+            iterations.append(sum(busy_s))
+            return sum(busy_s), 0.0
 
+    monkeypatch.setattr(Observed, "latest", None, raising=False)
     monkeypatch.setattr(module, "Engine", Observed)
-    monkeypatch.setattr(module, "_iteration_s", iteration)
+    monkeypatch.setattr(module, "Trial", Watched)
     return iterations
 
 
-def seen(training, profile):
+def seen(training, profile, *, corrected=False):
     """Return what is seen by a plan of each kind that ``profile`` has costs of."""
     costs = profile.compression
     middles = {kind: module._middle(costs[kind]) for kind in costs}
-    plans = module._plans(profile, middles, corrected=False)
+    plans = module._plans(profile, middles, corrected=corrected)
     return module._seen(training, plans, LocalTransport(), None, False)
 
 
@@ -262,22 +296,70 @@ def test_of_several_buckets_only_the_methods_own_counts(watched):
     ]
 
 
-def test_every_method_is_between_two_rests(digits, watched, monkeypatch):
+def test_every_block_is_between_two_rests(digits, watched, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", (4, 4))
     assert seen(*digits) == [
         (WORK_S["dense"], WORK_S["dense"]),
         (WORK_S["topk"], WORK_S["topk"]),
     ]
     blocks = watched[::4]
-    turn = [0.0, WORK_S["dense"], 0.0, WORK_S["topk"], 0.0]
+    turn = [
+        each
+        for kind in ("dense", "topk")
+        for each in (0.0, *[WORK_S[kind], 0.0] * module.WORKING)
+    ]
     assert blocks == turn * (len(blocks) // len(turn))
 
 
-@pytest.mark.parametrize(
-    ("engine", "lasts_s"), [(None, 10.0), (SimpleNamespace(exposed_s=3.0), 7.0)]
-)
-def test_what_is_done_after_backward_is_left_out(engine, lasts_s, monkeypatch):
-    timings = SimpleNamespace(total_s=np.array([10.0]))
-    trial = SimpleNamespace(run=lambda *_: timings)
-    monkeypatch.setattr(module, "_exposed_s", lambda engine: engine.exposed_s)
-    assert module._iteration_s(trial, engine) == lasts_s
+@pytest.fixture
+def timed(monkeypatch):
+    """Let engines' work be told; return what tells the times of the iterations."""
+
+    def by(told_s):
+        monkeypatch.setattr(module, "BLOCK", (4, 4))
+        monkeypatch.setattr(Observed, "latest", None, raising=False)
+        monkeypatch.setattr(module, "Engine", Observed)
+        monkeypatch.setattr(module, "Trial", type("Timed", (Told,), {"told_s": told_s}))
+        monkeypatch.setattr(module, "_exposed_s", lambda engine: EXPOSED_S)
+        monkeypatch.setattr(module, "thread_s", lambda engine, kind: THREAD_S)
+
+    return by
+
+
+EXPOSED_S = 3.0
+
+
+def is_working():
+    """Return whether the last engine takes part in this iteration."""
+    return Observed.latest is not None and Observed.latest._is_listening()
+
+
+def test_what_is_done_after_backward_is_left_out(digits, timed):
+    timed(lambda trial: (10.0 + (DELAY_S + EXPOSED_S) * is_working(), 1.0))
+    assert seen(*digits) == [pytest.approx((DELAY_S, THREAD_S))] * 2
+
+
+def test_a_machine_that_gets_slower_meanwhile_changes_nothing(digits, timed):
+    """Steadily, from iteration to iteration."""
+    ticks = count(1)
+    timed(lambda trial: (next(ticks) + (DELAY_S + EXPOSED_S) * is_working(), 1.0))
+    assert seen(*digits) == [pytest.approx((DELAY_S, THREAD_S))] * 2
+
+
+def test_what_corrected_momentum_spares_the_optimizer_is_taken_off(timed):
+    """Its updates are shorter while the engine has its momentum, at rest too."""
+    spared_s = 0.125
+    workload = load("digits")
+    profile = with_costs(measure(workload, iterations=20), ["topk"])
+
+    def told(trial):
+        corrected = Observed.latest is not None and (
+            Observed.latest.plan.momentum_correction
+        )
+        update_s = 1.0 - spared_s * corrected
+        return 5.0 + update_s + (DELAY_S + EXPOSED_S) * is_working(), update_s
+
+    timed(told)
+    plain, corrected = seen(workload, profile, corrected=True)
+    assert plain == pytest.approx((DELAY_S, THREAD_S))
+    assert corrected == pytest.approx((DELAY_S - spared_s, THREAD_S))

@@ -32,3 +32,17 @@ def test_what_was_never_reached_has_no_seconds():
     assert marked([None]).seconds() is None
     assert marked([5.0], begun=None).seconds() is None
     assert Moments(CPU, 1).exposed_s() is None
+
+
+@pytest.mark.parametrize("begun", [0.5, None])
+def test_a_bucket_is_busy_from_its_start_to_its_finish(begun):
+    moments = marked([5.0, 7.5], begun=begun)
+    moments.start[:] = [2.0, 6.0]
+    assert moments.busy_s().tolist() == [3.0, 1.5]
+
+
+def test_a_bucket_that_never_started_or_finished_was_not_busy():
+    assert marked([None]).busy_s() is None
+    moments = marked([5.0])
+    moments.start[:] = [None]
+    assert moments.busy_s() is None
