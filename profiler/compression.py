@@ -12,7 +12,7 @@ longest counts.
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
 a bucket, which share a gradient and have each its own state and mean. What is still
-missing of the training around it is added by ``in_place``.
+missing of the training around it is added by ``in_place`` and ``sent``.
 
 Tensors are square matrices of about the size that is noted. PowerSGD is measured at the
 rank of its spec's example.
@@ -55,6 +55,9 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
 DENSITIES = (0.1, 0.01, 0.001)
+MOST_SENT = 0.5
+"""A density that is measured too where the data decides it, and so may be high."""
+
 SMALLEST_NUMEL = 2**10
 GROWTH = 8
 """Sizes grow by this factor; costs in between are interpolated."""
@@ -74,7 +77,7 @@ def compression_costs(
     largest_numel: int,
     *,
     kinds: Sequence[str] = tuple(KINDS),
-    densities: Sequence[float] = DENSITIES,
+    densities: Sequence[float] | None = None,
     device: str = "cpu",
     transport: Transport | None = None,
     progress: PassProgress | None = None,
@@ -84,7 +87,8 @@ def compression_costs(
     Args:
         largest_numel: elements of the largest bucket, such as the whole model.
         kinds: which compressors to measure.
-        densities: k / numel, for those that have a density.
+        densities: k / numel, for those that have a density; None: :data:`DENSITIES`,
+            and :data:`MOST_SENT` where the data decides it.
         device: where.
         transport: on several ranks: every rank calls this, and all get the same costs.
         progress: called with the number of points done and of all.
@@ -146,9 +150,12 @@ def _most(kind: str) -> int:
     return MAX_NUMEL if issubclass(spec_class(kind), Words) else MAX_INTEGER
 
 
-def _densities_of(kind: str, densities: Sequence[float]) -> Sequence[float]:
+def _densities_of(kind: str, densities: Sequence[float] | None) -> Sequence[float]:
     if not spec_class(kind).sparse:
         return (1.0,)
+    if densities is None:
+        decided = issubclass(spec_class(kind), Words)
+        return (MOST_SENT, *DENSITIES) if decided else DENSITIES
     for density in densities:
         if not 0 < density <= 1:
             raise InputError(f"density is {density}: give one above 0 and up to 1")

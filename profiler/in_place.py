@@ -52,7 +52,7 @@ from comm_plan.plans import (
 from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.compression import coded_by_default
-from comm_plan.profiler.one_rank import plan_by, taken, thread_s
+from comm_plan.profiler.one_rank import busy_s, plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -74,9 +74,9 @@ WORKING = 2
 """Blocks of iterations in which an engine works, each between two in which it rests."""
 
 BLOCK = (2, 24)
-"""Iterations of one kind after one another: fewest, and most where they are short.
-Medians are taken of all but the first quarter, which finds the caches as those of
-another kind left them, and a thread that has just begun."""
+"""Iterations of one kind after one another: fewest, and most where they are short. Of
+short ones medians are taken of all but the first quarter, which finds the caches as
+those of another kind left them, and a thread that has just begun."""
 
 BLOCK_S = 0.06
 """Short iterations go on for so long."""
@@ -168,8 +168,8 @@ def _factors(
         return float(np.sum(np.interp(numels, sizes, seconds)))
 
     return (
-        factor(delay_s, in_all([cost.compress_s for cost in costs])),
-        factor(
+        times_as_long(delay_s, in_all([cost.compress_s for cost in costs])),
+        times_as_long(
             thread_s,
             in_all([cost.codec_s(coded.decoded, coded.encoded) for cost in costs]),
         ),
@@ -177,7 +177,7 @@ def _factors(
     )
 
 
-def factor(in_place_s: float, alone_s: float) -> float:
+def times_as_long(in_place_s: float, alone_s: float) -> float:
     """Return how many times as long it takes; 1 where that cannot be said."""
     return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
 
@@ -291,7 +291,7 @@ class _Training:
         """Return how long they are, and how long the thread works for ``kind``."""
         return _medians(
             [
-                (_iteration_s(self.trial, engine), thread_s(engine, kind))
+                (_iteration_s(self.trial, engine), busy_s(engine, kind))
                 for _ in range(self.block)
             ]
         )

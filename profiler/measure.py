@@ -5,8 +5,8 @@ ranks, what an iteration takes beyond its parts because ranks wait for each othe
 (``waiting``), and how much computation and communication slow each other
 (``contention``); what compressors cost on their own (``compression``) and within the
 training (``in_place``); how well matrices of low rank approximate the gradients
-(``low_rank``); how much is sent where the data decides it (``sent``). The medians are
-taken in ``assembly``.
+(``low_rank``); how much is sent, and how long that takes, where the data decides it
+(``sent``). The medians are taken in ``assembly``.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ def measure(
     def watch(what: str) -> PassProgress:
         return lambda done, total: progress(done, total, what)
 
+    stolen = watch_stolen()
     with restored(model):
         timed = Iterations(workload, ranks, iterations, warmup, watch(ITERATIONS))
         profile = _timed(workload, ranks, kinds, timed, find_unused_parameters, watch)
-    return with_sent(
+    profile = with_sent(
         workload,
         profile,
         kinds,
@@ -101,6 +102,9 @@ def measure(
         watch("what the data lets methods send"),
         find_unused_parameters=find_unused_parameters or timed.some_were_unused,
     )
+    shares = ranks.gather_objects(stolen())
+    told = [share for share in shares if share is not None]
+    return profile.model_copy(update={"stolen": max(told, default=None)})
 
 
 def _timed(
@@ -112,7 +116,6 @@ def _timed(
     watch: Callable[[str], PassProgress],
 ) -> Profile:
     """Return what can be timed; the iterations train the model."""
-    stolen = watch_stolen()
     numel = numel_of(trainable(workload.model))
     timed.window()
     costs = compression_costs(
@@ -144,9 +147,7 @@ def _timed(
         profile = with_low_rank(workload, profile, ranks, watch("low ranks"))
     if any(spec_class(kind).needs_second_moments for kind in kinds):
         profile = with_second_moments(workload, profile, ranks)
-    shares = ranks.gather_objects(stolen())
-    told = [share for share in shares if share is not None]
-    return profile.model_copy(update={"stolen": max(told, default=None)})
+    return profile
 
 
 def _assembled(workload: Measurable, timed: Iterations, lag_s: float) -> Profile:

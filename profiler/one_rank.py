@@ -1,4 +1,4 @@
-"""Plans for an engine of one rank, in which a method takes all that it can."""
+"""Engines of one rank, in which a method takes all that it can."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def plan_by(profile: Profile, spec: Spec) -> Plan:
     )
 
 
-def thread_s(engine: Engine, kind: str) -> float:
+def busy_s(engine: Engine, kind: str) -> float:
     """Return how long the last step's buckets of ``kind`` kept the thread busy."""
     assert engine.last_moments is not None
-    busy_s = engine.last_moments.busy_s()
-    assert busy_s is not None
+    of_buckets = engine.last_moments.busy_s()
+    assert of_buckets is not None
     own = [bucket.planned.compressor.kind == kind for bucket in engine.buckets]
-    return float(np.sum(busy_s[own]))
+    return float(np.sum(of_buckets[own]))

@@ -63,10 +63,13 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
         step(next(batches))
 
     def extended() -> None:
-        step(next(batches), micro_batches=parts)
+        step(next(batches), micro_batches=parts, meet=asked_and_met)
+
+    def asked_and_met() -> None:
         for parameter in trainable(model).values():
             if parameter.grad is not None:
                 moments.of(parameter)
+        meet()
 
     seconds: list[tuple[float, float]] = []
     for _ in range(1 + ITERATIONS):

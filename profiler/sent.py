@@ -33,8 +33,8 @@ from comm_plan.plans.compression import spec_class
 from comm_plan.plans.compression.words import Words
 from comm_plan.plans.profile import Sent
 from comm_plan.profiler.compression import coded_by_default
-from comm_plan.profiler.in_place import factor
-from comm_plan.profiler.one_rank import plan_by, taken, thread_s
+from comm_plan.profiler.in_place import times_as_long
+from comm_plan.profiler.one_rank import busy_s, plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.runtime.engine import Engine
@@ -55,8 +55,7 @@ SECONDS = 1.0
 LEAST = 1e-9
 """A method that sends nothing is not expected never to."""
 
-
-Seen = tuple[float, float]
+Watched = tuple[float, float]
 """The share of the elements that is sent, and the thread's seconds; NaN: neither."""
 
 
@@ -106,7 +105,7 @@ def with_sent(
             )
             for corrected in corrections
         ]
-        seen: list[Seen] = np.mean(ranks.gather_objects(own), axis=0).tolist()
+        seen: list[Watched] = np.mean(ranks.gather_objects(own), axis=0).tolist()
         densities = [density for density, _ in seen]
         if not math.isnan(densities[0]):
             found[spec.kind] = _sent(*densities)
@@ -129,7 +128,7 @@ def _as_seen(
     costs: Sequence[CompressionCost],
     kind: str,
     numels: Sequence[int],
-    seen: Sequence[Seen],
+    seen: Sequence[Watched],
 ) -> tuple[CompressionCost, ...]:
     """Return ``costs``, so many times as long as what was seen.
 
@@ -160,7 +159,7 @@ def _as_seen(
             thread_s += seconds
             at = [in_all(each, bool(corrected)) for each in densities]
             alone_s += float(np.interp(math.log(density), np.log(densities), at))
-    longer = factor(thread_s, alone_s)
+    longer = times_as_long(thread_s, alone_s)
     return tuple(
         cost.model_copy(
             update={
@@ -190,7 +189,7 @@ class _Watching:
     ranks: Transport
     find_unused_parameters: bool
 
-    def seen(self, plan: Plan, spec: Words, parts: int) -> Seen:
+    def seen(self, plan: Plan, spec: Words, parts: int) -> Watched:
         """Return what is seen of ``spec`` in ``plan``; a collective call.
 
         NaN: no step had finite gradients, or the plan corrects momentum and the method
@@ -204,7 +203,7 @@ class _Watching:
         model, ranks = self.workload.model, self.ranks
         batches = endless(self.workload.batches, ranks.rank, ranks.world_size)
         meet = Rendezvous(ranks, model).meet
-        rows: list[Seen] = []
+        rows: list[Watched] = []
         fewest, most = ITERATIONS
         with ExitStack() as entered:
             entered.enter_context(restored(model))
@@ -226,7 +225,7 @@ class _Watching:
             def count() -> None:  # before the optimizer changes gradients
                 if not engine.last_step_skipped:
                     share = _share_sent(bucket.parameters)
-                    rows.append((share, thread_s(engine, spec.kind)))
+                    rows.append((share, busy_s(engine, spec.kind)))
 
             engine.between_steps = count
             until_s = time.monotonic() + SECONDS

@@ -36,7 +36,7 @@ def iterate(
         batch: one of its batches.
         micro_batches: into how many the batch is cut, each with a backward of its own.
         no_sync: what all of them but the last run in.
-        meet: called after backward, to wait for the other ranks.
+        meet: called after backward, to wait for the other ranks; its seconds count.
 
     Raises:
         MismatchError: the batch cannot be cut so.

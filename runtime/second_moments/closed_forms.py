@@ -4,8 +4,8 @@ For a linear layer without further dimensions the gradient of sample b is the ou
 product of g_b and x_b, so its square is the outer product of the squares and the sum
 over samples one matrix product. With positions within a sample (a sequence, the pixels
 of a convolution) the gradient of a sample is itself a sum, and squaring comes after it:
-per-sample gradients are formed for a few samples at a time, never for all: on a CPU for
-as few as fit into its cache, of large layers for one, whose square is added at once.
+per-sample gradients are formed for some samples at a time: on a CPU for as few as fit
+into its cache, of large layers for one, whose square is added at once.
 
 Every form takes ``(module, x, g)``: x [B, ...] the input, g [B, ...] the gradient of
 the batch's mean loss with respect to the output, and returns a tensor with the shape of
@@ -49,7 +49,7 @@ def convolution_weight(
     groups = module.groups
     g = g.reshape(len(g), groups, module.out_channels // groups, -1)
     columns_numel = module.weight[0].numel() * groups * g.shape[-1]
-    total = torch.zeros_like(module.weight).view(groups, g.shape[2], -1)
+    total = g.new_zeros(groups, g.shape[2], module.weight[0].numel())
     for chunk in _chunks(x, max(total.numel(), columns_numel)):
         columns = _patches(module, x[chunk]).unflatten(1, (groups, -1))
         _add_squares(total, g[chunk], columns.mT)
@@ -136,14 +136,9 @@ def closed_forms(module: nn.Module) -> Mapping[str, Form] | None:
     return None
 
 
-def at_once(x: torch.Tensor, numel: int) -> int:
-    """Return for how many samples of ``x`` to form ``numel`` elements each at once."""
-    return max(1, (CACHED_NUMEL if x.is_cpu else CHUNK_NUMEL) // numel)
-
-
 def _chunks(x: torch.Tensor, numel: int) -> list[slice]:
     """Return slices of the samples, which need ``numel`` elements each."""
-    size = at_once(x, numel)
+    size = max(1, (CACHED_NUMEL if x.is_cpu else CHUNK_NUMEL) // numel)
     return [slice(start, start + size) for start in range(0, len(x), size)]
 
 

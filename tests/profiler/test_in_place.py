@@ -321,7 +321,7 @@ def timed(monkeypatch):
         monkeypatch.setattr(module, "Engine", Observed)
         monkeypatch.setattr(module, "Trial", type("Timed", (Told,), {"told_s": told_s}))
         monkeypatch.setattr(module, "_exposed_s", lambda engine: EXPOSED_S)
-        monkeypatch.setattr(module, "thread_s", lambda engine, kind: THREAD_S)
+        monkeypatch.setattr(module, "busy_s", lambda engine, kind: THREAD_S)
 
     return by
 

@@ -71,6 +71,28 @@ def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch, clock
     assert found.extra_s == parts - 1
 
 
+def test_ranks_meet_once_an_iteration_when_second_moments_are_there(toy, monkeypatch):
+    events = []
+
+    class Asked(module.ExactSecondMoments):
+        def of(self, parameter):
+            events.append("asked")
+            return super().of(parameter)
+
+    class Met(module.Rendezvous):
+        def meet(self):
+            events.append("met")
+            super().meet()
+
+    monkeypatch.setattr(module, "ExactSecondMoments", Asked)
+    monkeypatch.setattr(module, "Rendezvous", Met)
+    workload, profile = toy
+    with_second_moments(workload, profile, LocalTransport())
+    parameters = len(list(workload.model.parameters()))
+    pair = ["met", *["asked"] * parameters, "met"]
+    assert events == pair * (1 + module.ITERATIONS)
+
+
 @pytest.mark.parametrize("moments", [None, SecondMoments(objection="a layer")])
 def test_what_cannot_be_had_is_not_timed(toy, moments):
     workload, profile = toy

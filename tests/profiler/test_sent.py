@@ -1,6 +1,7 @@
 """What is sent where the data decides, against a loop over elements."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import Strom
 from comm_plan.profiler import measure
 from comm_plan.profiler import sent as module
+from comm_plan.profiler.compression import DENSITIES, MOST_SENT
 from comm_plan.profiler.sent import with_sent
 from comm_plan.tests.profiler.test_measure import Toy
 from comm_plan.tests.support.harness import run_ranks
@@ -161,7 +163,7 @@ def test_methods_whose_density_is_chosen_have_none_to_be_seen():
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_costs_are_as_long_as_what_was_seen_takes(momentum, monkeypatch):
     """Interpolated at the densities that were seen, with momentum corrected too."""
-    monkeypatch.setattr(module, "thread_s", lambda engine, kind: 7.0)
+    monkeypatch.setattr(module, "busy_s", lambda engine, kind: 7.0)
     workload = Constant(INPUTS, momentum)
     profile = measure(workload, iterations=20)
     alone = tuple(
@@ -203,3 +205,33 @@ def test_costs_of_what_is_not_seen_stay():
     profile = measure(workload, kinds=["topk"], iterations=20)
     seen = with_sent(workload, profile, ["topk", "strom"], LocalTransport())
     assert seen.compression == profile.compression
+
+
+def test_what_is_sent_above_all_densities_is_compared_with_what_is_sent():
+    """An eager method's costs are measured where it sends half of the elements."""
+    kinds = ["topk", "strom"]
+    profile = measure(Normal(), kinds=kinds, iterations=20)
+    most = {kind: max(c.density for c in profile.compression[kind]) for kind in kinds}
+    assert most == {"topk": max(DENSITIES), "strom": MOST_SENT}
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_ranks_stop_together_when_the_first_is_late(slow_rank, monkeypatch):
+    monkeypatch.setattr(module, "ITERATIONS", (4, 10**6))
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    steps = {}
+
+    def profiled(transport):
+        class Counted(Normal):
+            def loss(self, model, batch):
+                steps[transport.rank] = steps.get(transport.rank, 0) + 1
+                if transport.rank == slow_rank:
+                    time.sleep(0.01)
+                return super().loss(model, batch)
+
+        profile = measure(Normal(), transport, iterations=20)
+        return with_sent(Counted(), profile, ["strom"], transport).sent
+
+    first, second = run_ranks(2, profiled)
+    assert first == second
+    assert steps[0] == steps[1] >= 4

@@ -144,6 +144,17 @@ def test_cnn(batch, groups, kernel, stride, padding, dilation, padding_mode, see
     check(model, torch.randn(batch, 2 * groups, 6, 7))
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"padding": 1}])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_of_points(kernel, groups, options, mode, memory):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 6, kernel, groups=groups, padding_mode=mode, **options)
+    check(layer.to(memory_format=memory), torch.randn(3, 4, 5, 6))
+
+
 @given(
     batch=sizes,
     kernel=st.integers(1, 4),
