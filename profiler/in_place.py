@@ -56,6 +56,7 @@ from comm_plan.profiler.one_rank import busy_s, plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
+from comm_plan.profiler.whole_model import at_density, in_all, times_as_long
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
@@ -135,8 +136,7 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
     """Return those of the density in the middle, by size."""
     densities = sorted({cost.density for cost in costs})
     wanted = densities[len(densities) // 2]
-    alike = [cost for cost in costs if cost.density == wanted]
-    return sorted(alike, key=lambda cost: cost.numel)
+    return at_density(costs, wanted)
 
 
 def _factors(
@@ -157,29 +157,20 @@ def _factors(
         seen: by a plan that sends these tensors by it, without momentum correction and
             perhaps with it.
     """
-    sizes = [cost.numel for cost in costs]
     delay_s, thread_s = seen[False]
     momentum_s = math.nan
     if True in seen:
         later_s, _ = seen[True]
         momentum_s = max(0.0, later_s - delay_s) / sum(numels)
 
-    def in_all(seconds: Sequence[float]) -> float:
-        return float(np.sum(np.interp(numels, sizes, seconds)))
+    def codec_s(cost: CompressionCost) -> float:
+        return cost.codec_s(coded.decoded, coded.encoded)
 
     return (
-        times_as_long(delay_s, in_all([cost.compress_s for cost in costs])),
-        times_as_long(
-            thread_s,
-            in_all([cost.codec_s(coded.decoded, coded.encoded) for cost in costs]),
-        ),
+        times_as_long(delay_s, in_all(numels, costs, lambda cost: cost.compress_s)),
+        times_as_long(thread_s, in_all(numels, costs, codec_s)),
         momentum_s,
     )
-
-
-def times_as_long(in_place_s: float, alone_s: float) -> float:
-    """Return how many times as long it takes; 1 where that cannot be said."""
-    return in_place_s / alone_s if in_place_s > 0 and alone_s > 0 else 1.0
 
 
 def _plans(

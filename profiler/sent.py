@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import nn
@@ -33,10 +34,10 @@ from comm_plan.plans.compression import spec_class
 from comm_plan.plans.compression.words import Words
 from comm_plan.plans.profile import Sent
 from comm_plan.profiler.compression import coded_by_default
-from comm_plan.profiler.in_place import times_as_long
 from comm_plan.profiler.one_rank import busy_s, plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.profiler.waiting import Rendezvous
+from comm_plan.profiler.whole_model import at_density, in_all, times_as_long
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.momentum import can_be_corrected
@@ -141,25 +142,17 @@ def _as_seen(
     coded = coded_by_default(kind, LocalTransport.world_size)
     densities = sorted({cost.density for cost in costs})
 
-    def in_all(density: float, corrected: bool) -> float:
-        alike = sorted(
-            (cost for cost in costs if cost.density == density),
-            key=lambda cost: cost.numel,
-        )
-        seconds = [
-            cost.codec_s(coded.decoded, coded.encoded, momentum_correction=corrected)
-            for cost in alike
-        ]
-        sizes = [cost.numel for cost in alike]
-        return float(np.sum(np.interp(numels, sizes, seconds)))
+    def codec_s(cost: CompressionCost, corrected: bool) -> float:
+        return cost.codec_s(coded.decoded, coded.encoded, momentum_correction=corrected)
 
-    thread_s = alone_s = 0.0
+    thread_s = told_s = 0.0
     for corrected, (density, seconds) in enumerate(seen):
         if not math.isnan(density):
+            of_one = partial(codec_s, corrected=bool(corrected))
+            at = [in_all(numels, at_density(costs, d), of_one) for d in densities]
             thread_s += seconds
-            at = [in_all(each, bool(corrected)) for each in densities]
-            alone_s += float(np.interp(math.log(density), np.log(densities), at))
-    longer = times_as_long(thread_s, alone_s)
+            told_s += float(np.interp(math.log(density), np.log(densities), at))
+    longer = times_as_long(thread_s, told_s)
     return tuple(
         cost.model_copy(
             update={

@@ -1,0 +1,39 @@
+"""A method's costs over a whole model, and how many times as long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from comm_plan.plans import CompressionCost
+
+
+def at_density(
+    costs: Sequence[CompressionCost], density: float
+) -> list[CompressionCost]:
+    """Return those at ``density``, by size."""
+    alike = [cost for cost in costs if cost.density == density]
+    return sorted(alike, key=lambda cost: cost.numel)
+
+
+def in_all(
+    numels: Sequence[int],
+    costs: Sequence[CompressionCost],
+    seconds: Callable[[CompressionCost], float],
+) -> float:
+    """Return the seconds of all tensors together, interpolated between sizes.
+
+    Args:
+        numels: of the tensors.
+        costs: at one density, by size.
+        seconds: which of a cost's seconds.
+    """
+    sizes = [cost.numel for cost in costs]
+    told_s = [seconds(cost) for cost in costs]
+    return float(np.sum(np.interp(numels, sizes, told_s)))
+
+
+def times_as_long(seen_s: float, told_s: float) -> float:
+    """Return how many times as long it takes; 1 where that cannot be said."""
+    return seen_s / told_s if seen_s > 0 and told_s > 0 else 1.0
