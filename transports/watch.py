@@ -25,6 +25,7 @@ line.
 from __future__ import annotations
 
 import sys
+import weakref
 from multiprocessing.util import Finalize
 from types import TracebackType
 
@@ -103,7 +104,8 @@ class Watch:
             print_to_stderr(verdict)
 
 
-_current: tuple[object, Watch] | None = None
+_current: tuple[weakref.ref[object], Watch] | None = None
+"""And over which group, which only its owner keeps: gloo's threads end with it."""
 
 
 def begin(
@@ -122,13 +124,15 @@ def begin(
     global _current
     if _current is not None:
         _current[1].end()
-    _current = group, Watch(ranks, address=address, calls=calls)
+    _current = weakref.ref(group), Watch(ranks, address=address, calls=calls)
     return _current[1]
 
 
 def current(group: object) -> Watch | None:
     """Return the watch over ``group``, if one has begun."""
-    return _current[1] if _current is not None and _current[0] is group else None
+    if group is None or _current is None or _current[0]() is not group:
+        return None
+    return _current[1]
 
 
 def _failure(error: BaseException | None) -> BaseException | None:

@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # later it would keep the process group
 from torch import nn
 
 import comm_plan
@@ -71,7 +73,9 @@ def main():
         optimizer.step()
     meet_the_others(backend)
     if backend == "gloo":
+        group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
+        assert group() is None, "gloo's threads may abort a process that ends now"
 
 
 if __name__ == "__main__":
