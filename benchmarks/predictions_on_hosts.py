@@ -8,7 +8,7 @@ Between them the computation is timed as the profiler does: by how much it has c
 since is the machine's doing, no prediction's, and it is said how far off they would be
 if it had been profiled at the speed of the rounds. ``--rate none`` leaves the links
 unlimited. Needs root on Linux. Plans that are the same run as one and share its
-figures. Writes a table (Markdown), the figures and the network (JSON) to
+figures. Writes a table (Markdown), the figures, the profile and the network (JSON) to
 ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
@@ -47,6 +47,7 @@ from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import METHODS, Network, Plan, Profile, Tuning
+from comm_plan.plans.compression import Words
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
 LARGEST_NBYTES = 32 * 2**20
@@ -66,12 +67,13 @@ def workload(name: str, folder: Path) -> str:
 def asked(workload: str) -> dict[str, tuple[str, ...]]:
     """Return what ``solve`` is told for each plan: all solvers, and all methods.
 
-    A replayed model has no samples, of which some methods want second moments.
+    A replayed model has no samples, of which some methods want second moments, and
+    random gradients, by which none should decide how much it sends.
     """
     methods = [
         name
         for name, (spec, _) in METHODS.items()
-        if not spec.lossless and (workload == CNN or not spec.needs_second_moments)
+        if not spec.lossless and (workload == CNN or not isinstance(spec, Words))
     ]
     return {
         **{solver: ("--solver", solver) for solver in SOLVERS},
@@ -302,6 +304,7 @@ def main() -> None:
         f"{tables.error_sentence(steady)}.\n"
         f"- {same_sentence(loaded)}",
     ]
+    profile.save(tables.RESULTS / f"profile-{arguments.workload}-{size}.json")
     network.save(tables.RESULTS / f"network-{arguments.workload}-{size}.json")
     print(
         tables.save(
