@@ -230,8 +230,8 @@ class SecondMoments(Value):
 class Sent(Value):
     """Which share of its elements a rank sends by a method that lets the data decide.
 
-    Of the model's own gradients, by the method's default options. ``corrected``: with
-    momentum correction; None: not measured.
+    Of the rank that sends most, of the model's own gradients, by the method's default
+    options. ``corrected``: with momentum correction; None: not measured.
     """
 
     density: Density

@@ -4,7 +4,8 @@ VGC, Strom and the hybrid send an element when its residual says so: how many th
 depends on the model, its data and the batch size, and no default knows it. So the
 workload's own iterations run under an engine of one rank, by the method's default
 options, and the gradients that are not 0 afterwards are counted: those were sent. That
-depends on the rank's own gradients alone, not on how many ranks there are. Residuals
+depends on the rank's own gradients alone, not on how many ranks there are. As all wait
+for the longest message, the rank counts that sends most in an iteration. Residuals
 begin empty, so the first half of the iterations does not count. Density falls and rises
 as training goes on: what is seen here is that of its beginning.
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from comm_plan.compressors.base import VELOCITY
@@ -58,6 +60,8 @@ LEAST = 1e-9
 
 Watched = tuple[float, float]
 """The share of the elements that is sent, and the thread's seconds; NaN: neither."""
+
+FloatArray = NDArray[np.float64]
 
 
 def with_sent(
@@ -100,13 +104,12 @@ def with_sent(
     for done, spec in enumerate(specs, 1):
         cut = parts if parts is not None and spec.needs_second_moments else EXACT
         plan = plan_by(profile, spec)
-        own = [
+        seen = [
             watching.seen(
                 plan.model_copy(update={"momentum_correction": corrected}), spec, cut
             )
             for corrected in corrections
         ]
-        seen: list[Watched] = np.mean(ranks.gather_objects(own), axis=0).tolist()
         densities = [density for density, _ in seen]
         if not math.isnan(densities[0]):
             found[spec.kind] = _sent(*densities)
@@ -216,9 +219,11 @@ class _Watching:
                 return math.nan, math.nan
 
             def count() -> None:  # before the optimizer changes gradients
+                share, seconds = math.nan, math.nan
                 if not engine.last_step_skipped:
                     share = _share_sent(bucket.parameters)
-                    rows.append((share, busy_s(engine, spec.kind)))
+                    seconds = busy_s(engine, spec.kind)
+                rows.append((share, seconds))
 
             engine.between_steps = count
             until_s = time.monotonic() + SECONDS
@@ -235,10 +240,21 @@ class _Watching:
                     no_sync=engine.no_sync,
                     meet=meet,
                 )
-        if not rows:
-            return math.nan, math.nan
-        shares, seconds = zip(*rows[len(rows) // 2 :], strict=True)
-        return max(LEAST, float(np.mean(shares))), float(np.median(seconds))
+        return _slowest(np.array(ranks.gather_objects(rows[len(rows) // 2 :])))
+
+
+def _slowest(seen: FloatArray) -> Watched:
+    """Return the mean share and the median seconds of the rank that has most.
+
+    Args:
+        seen: [ranks, steps, 2] share and seconds; NaN: not finite on this rank.
+    """
+    most = np.nan_to_num(seen, nan=-np.inf).max(axis=0)
+    finite = most[np.isfinite(most).all(axis=1)]
+    if not len(finite):
+        return math.nan, math.nan
+    shares, seconds = finite.T
+    return max(LEAST, float(shares.mean())), float(np.median(seconds))
 
 
 def _share_sent(parameters: Sequence[nn.Parameter]) -> float:

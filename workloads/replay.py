@@ -2,9 +2,10 @@
 
 Its parameters have the names, shapes and dtypes of the profile, so that it has the
 profile's fingerprint; its forward pass, its backward pass and its optimizer sleep the
-recorded times. The gradient of each tensor appears at its ``ready_s``. Whatever trains
-a module can train it, PyTorch's DistributedDataParallel too, so a cluster can be
-measured under a plan with no accelerator and no data.
+recorded times. The gradient of each tensor appears at its ``ready_s``; it is random,
+another one for every batch of every rank. Whatever trains a module can train it,
+PyTorch's DistributedDataParallel too, so a cluster can be measured under a plan with no
+accelerator and no data.
 
 How: the forward pass threads a scalar through one autograd function per tensor, the
 last ready first. Backward visits them in ready order; each waits until its deadline and
@@ -32,7 +33,11 @@ from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import RANDOM_BATCHES, device_of, random_stream
 
 POOL_NUMEL = 2**20
-"""Random numbers that all gradients are copied from, over and over."""
+"""Random numbers that a gradient is copied from, over and over, in one step."""
+
+SHIFT, SHIFTS = 4099, 2**16
+"""Each batch begins so many numbers further on, modulo so many. Of one gradient in
+every step what compressors keep would grow as that of no training does."""
 
 DISPATCH_S = 50e-6
 """What autograd itself may take between two tensors; longer gaps are hooks at work."""
@@ -75,11 +80,11 @@ class _Gradient:
         self._parameter = parameter
         self._memory: torch.Tensor | None = None
 
-    def make(self, pool: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous gradient, the numbers of ``pool`` over and over."""
+    def make(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous gradient of ``numbers``, over and over."""
         gradient = self._free_memory()
         for chunk in gradient.view(-1).split(POOL_NUMEL):
-            chunk.copy_(pool[: chunk.numel()])
+            chunk.copy_(numbers[: chunk.numel()])
         return gradient
 
     def _free_memory(self) -> torch.Tensor:
@@ -170,16 +175,20 @@ class Replay(nn.Module):
             _register(self, tensor.name, parameter)
             self._gradients.append((parameter, _Gradient(parameter), tensor.ready_s))
 
-    def forward(self, batch: Any = None) -> torch.Tensor:
-        """Sleep ``forward_s`` and return a zero that carries the recorded backward."""
+    def forward(self, batch: int = 0) -> torch.Tensor:
+        """Sleep ``forward_s`` and return a zero that carries the recorded backward.
+
+        Args:
+            batch: its number, which decides what the gradients are.
+        """
         clock, profile = self._clock, self._profile
         clock.start()
         device = device_of(self)
-        pool = self._pool(device)
+        numbers = self._pool(device)[batch * SHIFT % SHIFTS :]
         x = torch.zeros((), device=device, requires_grad=True)
         x = end(x, clock, profile.backward_s)
         for parameter, gradient, ready_s in self._gradients:
-            make = partial(gradient.make, pool)
+            make = partial(gradient.make, numbers)
             x = ready(x, parameter, make, clock, ready_s)
         clock.sleep_until(profile.forward_s)
         return begin(x, clock)
@@ -187,7 +196,7 @@ class Replay(nn.Module):
     def _pool(self, device: torch.device) -> torch.Tensor:
         if device not in self._pools:
             largest = max(tensor.numel for tensor in self._profile.tensors)
-            size = min(POOL_NUMEL, largest)
+            size = min(POOL_NUMEL, largest) + SHIFTS
             numbers = torch.randn(size, generator=random_stream(0, 0))
             self._pools[device] = numbers.to(device)
         return self._pools[device]
@@ -225,8 +234,10 @@ class ReplayUpdate(torch.optim.Optimizer):
         return loss
 
 
-def _no_data(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[None]:
-    yield from [None] * RANDOM_BATCHES
+def _batches(rank: int, world_size: int, epoch: int, seed: int) -> Iterator[int]:
+    """Yield the numbers of this rank's batches: no two are the same."""
+    for step in range(epoch * RANDOM_BATCHES, (epoch + 1) * RANDOM_BATCHES):
+        yield step * world_size + rank
 
 
 def replay(path: str, *, batch_size: int | None = None) -> Workload:
@@ -251,6 +262,6 @@ def replay(path: str, *, batch_size: int | None = None) -> Workload:
         model=Replay(profile),
         optimizer=partial(ReplayUpdate, update_s=profile.update_s),
         batch_size=profile.batch_size,
-        batches=_no_data,
+        batches=_batches,
         loss=lambda model, batch: model(batch),
     )

@@ -1,5 +1,7 @@
 """The replay of a profile, on a clock that moves only when somebody sleeps."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -131,11 +133,11 @@ def test_the_update_takes_its_time_and_changes_nothing(fake_time, tmp_path):
     )
 
 
-def test_gradients_are_writable_and_equal_in_each_step(fake_time):
+def test_gradients_are_writable_and_the_same_of_the_same_batch(fake_time):
     model = Replay(make_profile([(5, 3), (7,)], [1.0, 2.0]))
     steps = []
     for _ in range(2):
-        model().backward()
+        model(3).backward()
         steps.append([p.grad.clone() for p in model.parameters()])
         for parameter in model.parameters():
             assert parameter.grad.is_contiguous()
@@ -143,6 +145,23 @@ def test_gradients_are_writable_and_equal_in_each_step(fake_time):
             parameter.grad = None
     assert all(torch.equal(a, b) for a, b in zip(*steps, strict=True))
     assert all(gradient.count_nonzero() > 0 for gradient in steps[0])
+
+
+def test_every_batch_of_every_rank_has_gradients_of_its_own(fake_time, tmp_path):
+    make_profile([(1000,)], [1.0]).save(tmp_path / "profile.json")
+    workload = load(f"replay:{tmp_path / 'profile.json'}")
+    (parameter,) = workload.model.parameters()
+    seen = []
+    for epoch, rank in itertools.product(range(2), range(3)):
+        batches = workload.batches(rank, 3, epoch, 0)
+        for batch in itertools.islice(batches, 4):
+            workload.loss(workload.model, batch).backward()
+            seen.append(parameter.grad.clone())
+            parameter.grad = None
+    correlation = torch.corrcoef(torch.stack(seen)) - torch.eye(len(seen))
+    assert len(seen) == 24
+    assert correlation.abs().max() < 0.2
+    assert torch.stack(seen).std() == pytest.approx(1, abs=0.05)
 
 
 def test_the_memory_of_gradients_is_used_again(fake_time):
