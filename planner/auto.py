@@ -6,20 +6,25 @@
 2. Convergence suffers from the largest ratio (LAGS, Corollary 2: with its cube). So
    the smallest ratio is looked for to which all buckets can be limited while a plan
    within the tolerance of the best time remains; that plan is taken.
-3. Then bucket by bucket, the most compressed first, each is given the least compressing
+3. In reality every message wakes threads up, and ranks wait for each other in it. So
+   neighbours are merged where one option, no more compressing than the most there is,
+   keeps the plan within the tolerance.
+4. Then bucket by bucket, the most compressed first, each is given the least compressing
    option that keeps the plan within the tolerance.
-4. If all are dense by then, the plan of ``optimal`` is taken, which has fewer buckets,
+5. If all are dense by then, the plan of ``optimal`` is taken, which has fewer buckets,
    if it is within the tolerance too.
 
 Steps 1 and 2 are exact on the menu up to a ten-thousandth of the iteration time for
 each bucket (see ``joint``), and, for models of more than 128 tensors, over 128 places
-where buckets may end, spread evenly over bytes and time. Step 3 is greedy. On a fast
-network the outcome is a dense plan: then compression does not pay.
+where buckets may end, spread evenly over bytes and time. Steps 3 and 4 are greedy. On a
+fast network the outcome is a dense plan: then compression does not pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from comm_plan.errors import InputError
 from comm_plan.planner import joint, low_rank, optimal
@@ -43,11 +48,12 @@ def solve(problem: Problem) -> Solution:
     fastest = joint.within(problem, options, _seconds(problem, known)) or known
     limit = _seconds(problem, fastest) * (1 + problem.settings.tolerance)
     least = _least_ratio(problem, options, limit) or fastest
-    relaxed = _relaxed(problem, least, options, limit)
+    merged = _merged(problem, least, options, limit)
+    relaxed = _relaxed(problem, merged, options, limit)
     if any(option is not problem.prices.dense for option in relaxed.options):
         return relaxed
-    merged = optimal.solve(problem.dense)
-    return merged if _seconds(problem, merged) <= limit else relaxed
+    dense = optimal.solve(problem.dense)
+    return dense if _seconds(problem, dense) <= limit else relaxed
 
 
 def menu(problem: Problem) -> list[Option]:
@@ -108,6 +114,33 @@ def _least_ratio(
         else:
             high, least = middle, within_limit
     return least
+
+
+def _merged(
+    problem: Problem, solution: Solution, options: Sequence[Option], limit_s: float
+) -> Solution:
+    """Merge neighbours by the least compressing option that keeps within ``limit_s``.
+
+    From the first bucket on, by options up to the largest ratio in ``solution``.
+    """
+    largest = max(option.ratio for option in solution.options)
+    mild = [option for option in options if option.ratio <= largest]
+    earliest = [joint.earliest_starts(problem, option) for option in mild]
+    stops, chosen = solution.stops.tolist(), list(solution.options)
+    bucket = 0
+    while bucket + 1 < len(stops):
+        start, stop = stops[bucket - 1] if bucket else 0, stops[bucket + 1]
+        for option, first in zip(mild, earliest, strict=True):
+            if first[stop - 1] > start:
+                continue
+            fewer = np.array([*stops[:bucket], *stops[bucket + 1 :]])
+            of_each = (*chosen[:bucket], option, *chosen[bucket + 2 :])
+            if _seconds(problem, Solution(fewer, of_each)) <= limit_s:
+                stops, chosen = fewer.tolist(), list(of_each)
+                break
+        else:
+            bucket += 1
+    return Solution(np.array(stops), tuple(chosen))
 
 
 def _relaxed(

@@ -63,8 +63,8 @@ class Settings:
             its accuracy; None: what ``accuracy`` allows and can be priced.
         accuracy: what ``auto`` may lose, by what was measured (see ``evidence``).
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to
-            send fewer messages, and ``auto`` and ``lags`` to compress less, as a share
-            of the iteration time.
+            send fewer messages, ``lags`` to compress less, and ``auto`` for both, as a
+            share of the iteration time.
         momentum_correction: a plan that leaves elements out has the optimizer's
             momentum applied before compression.
         literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.

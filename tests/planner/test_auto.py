@@ -122,6 +122,37 @@ def test_no_bucket_can_be_compressed_less_within_the_tolerance(build):
                 assert problem.simulate(milder).iteration_s > reached
 
 
+def test_neighbours_are_merged_where_that_costs_next_to_nothing(build):
+    """Only the last message is exposed; whatever starts before it is as good."""
+    compression = build.compression(fp16=(1e-6, 0.0))
+    profile = build.profile([1e-3] * 20, [10_000] * 20, compression=compression)
+    fit = build.fit((0, 1e-6, 1.5e-8))
+    network = build.network(8, allreduce=fit, allgather=fit)
+    problem = make_problem(profile, network)
+    fastest, solution = joint.best(problem, auto.menu(problem)), auto.solve(problem)
+    assert len(fastest.options) == 20
+    assert 1 < len(solution.options) <= 4
+    fastest_s = problem.simulate(fastest).iteration_s
+    assert problem.simulate(solution).iteration_s <= 1.01 * fastest_s
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.floats(1e-10, 1e-7))
+def test_buckets_are_of_one_dtype_and_of_tensors_that_may_travel_so(build, seed, beta):
+    rng = np.random.default_rng(seed)
+    profile = _profile(build, rng)
+    mixed = [
+        tensor.model_copy(update={"dtype": rng.choice(["float32", "bfloat16"])})
+        for tensor in profile.tensors
+    ]
+    profile = profile.model_copy(update={"tensors": tuple(mixed)})
+    asked = Settings(tolerance=0.2, accuracy="loss")
+    problem = make_problem(profile, _network(build, beta), asked)
+    for start, stop, option in auto.solve(problem).buckets():
+        assert len(set(problem.dtypes[start:stop])) == 1
+        assert option.allowed[start:stop].all()
+
+
 def test_the_largest_ratio_is_kept_to(build):
     profile = _profile(build, np.random.default_rng(0))
     plan = planned(
