@@ -119,47 +119,58 @@ def _least_ratio(
 def _merged(
     problem: Problem, solution: Solution, options: Sequence[Option], limit_s: float
 ) -> Solution:
-    """Merge neighbours by the least compressing option that keeps within ``limit_s``.
+    """Merge neighbours, from the first bucket on, where that keeps within ``limit_s``.
 
-    From the first bucket on, by options up to the largest ratio in ``solution``.
+    By options up to the largest ratio in ``solution``.
     """
     largest = max(option.ratio for option in solution.options)
     mild = [option for option in options if option.ratio <= largest]
-    earliest = [joint.earliest_starts(problem, option) for option in mild]
-    stops, chosen = solution.stops.tolist(), list(solution.options)
     bucket = 0
-    while bucket + 1 < len(stops):
-        start, stop = stops[bucket - 1] if bucket else 0, stops[bucket + 1]
-        for option, first in zip(mild, earliest, strict=True):
-            if first[stop - 1] > start:
-                continue
-            fewer = np.array([*stops[:bucket], *stops[bucket + 1 :]])
-            of_each = (*chosen[:bucket], option, *chosen[bucket + 2 :])
-            if _seconds(problem, Solution(fewer, of_each)) <= limit_s:
-                stops, chosen = fewer.tolist(), list(of_each)
-                break
-        else:
+    while bucket + 1 < len(solution.options):
+        merged = _as_one(problem, solution, bucket, bucket + 2, mild, limit_s)
+        if merged is None:
             bucket += 1
-    return Solution(np.array(stops), tuple(chosen))
+        else:
+            solution = merged
+    return solution
 
 
 def _relaxed(
     problem: Problem, solution: Solution, options: Sequence[Option], limit_s: float
 ) -> Solution:
     """Give each bucket the least compressing option that keeps within ``limit_s``."""
-    chosen = list(solution.options)
-    starts, stops = solution.starts.tolist(), solution.stops.tolist()
-    for bucket in sorted(range(len(chosen)), key=lambda b: -chosen[b].ratio):
-        for option in options:
-            if option.ratio >= chosen[bucket].ratio:
-                break
-            if not option.allowed[starts[bucket] : stops[bucket]].all():
-                continue
-            trial = [*chosen[:bucket], option, *chosen[bucket + 1 :]]
-            if _seconds(problem, Solution(solution.stops, tuple(trial))) <= limit_s:
-                chosen = trial
-                break
-    return Solution(solution.stops, tuple(chosen))
+    ratios = [option.ratio for option in solution.options]
+    for bucket in sorted(range(len(ratios)), key=lambda b: -ratios[b]):
+        milder = [option for option in options if option.ratio < ratios[bucket]]
+        relaxed = _as_one(problem, solution, bucket, bucket + 1, milder, limit_s)
+        solution = relaxed or solution
+    return solution
+
+
+def _as_one(
+    problem: Problem,
+    solution: Solution,
+    start: int,
+    stop: int,
+    options: Sequence[Option],
+    limit_s: float,
+) -> Solution | None:
+    """Return ``solution`` with its buckets ``start`` up to ``stop`` as one.
+
+    By the first of ``options`` that keeps within ``limit_s``; None: none does, or their
+    dtypes differ.
+    """
+    first, end = int(solution.starts[start]), int(solution.stops[stop - 1])
+    if len(set(problem.dtypes[first:end])) > 1:
+        return None
+    stops = np.delete(solution.stops, range(start, stop - 1))
+    before, after = solution.options[:start], solution.options[stop:]
+    for option in options:
+        if option.allowed[first:end].all():
+            trial = Solution(stops, (*before, option, *after))
+            if _seconds(problem, trial) <= limit_s:
+                return trial
+    return None
 
 
 def _seconds(problem: Problem, solution: Solution) -> float:

@@ -106,7 +106,7 @@ def best(
     """
     ends = np.arange(1, len(problem) + 1) if cuts is None else cuts
     begins = np.concatenate([[0], ends[:-1]])
-    earliest = [earliest_starts(problem, option) for option in options]
+    earliest = [_earliest_starts(problem, option) for option in options]
     limit = (limit_s - problem.compute.update_s) * (1 + 1e-12)
     rest = _least_rest(options, earliest, begins)
     ahead = _compression_ahead(options)
@@ -279,7 +279,7 @@ def _compression_ahead(options: Sequence[Option]) -> list[FloatArray]:
     return ahead
 
 
-def earliest_starts(problem: Problem, option: Option) -> IntArray:
+def _earliest_starts(problem: Problem, option: Option) -> IntArray:
     """Return [L]: the first tensor of the longest bucket that ends with each tensor.
 
     One past the tensor itself where the option is not allowed for it.

@@ -61,8 +61,6 @@ LEAST = 1e-9
 Watched = tuple[float, float]
 """The share of the elements that is sent, and the thread's seconds; NaN: neither."""
 
-FloatArray = NDArray[np.float64]
-
 
 def with_sent(
     workload: Measurable,
@@ -243,7 +241,7 @@ class _Watching:
         return _slowest(np.array(ranks.gather_objects(rows[len(rows) // 2 :])))
 
 
-def _slowest(seen: FloatArray) -> Watched:
+def _slowest(seen: NDArray[np.float64]) -> Watched:
     """Return the mean share and the median seconds of the rank that has most.
 
     Args:

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # why: see below
+
+# The functions of torch.distributed.nn have the default process group of the moment of
+# their import as a default argument. Imported later, as by the first optimizer, they
+# keep that group after destroy_process_group(), and gloo's threads with it, which abort
+# a process that ends while they still drop a tensor.
+import torch.distributed.nn.functional
 
 from comm_plan.errors import (
     CollectiveError,
@@ -30,11 +35,6 @@ from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
 from comm_plan.transports.settings import debugging, difference
 from comm_plan.transports.watch import Watch
-
-# The functions of torch.distributed.nn have the default process group of the moment of
-# their import as a default argument. Imported later, as by the first optimizer, they
-# keep that group after destroy_process_group(), and gloo's threads with it, which abort
-# a process that ends while they still drop a tensor.
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
