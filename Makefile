@@ -4,6 +4,8 @@ MUTATIONS ?= 1000000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# pytest-xdist may wait for ever for what replaces a worker that died: better an end.
+WORKERS := --numprocesses 2 --max-worker-restart 0
 LINTERS := ruff-check ruff-format mypy lint-imports
 
 .PHONY: demo test test-fast test-faults lint $(LINTERS) format tables docs papers bench \
@@ -20,15 +22,15 @@ demo: $(STAMP)  ## profile, benchmark the network, solve, train: the whole loop
 	$(BIN)/comm-plan demo
 
 test: lint  ## lint, then every test that this machine can run
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup
 
 test-fast: $(STAMP)  ## the tests that need no ranks in processes of their own
-	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2
+	$(BIN)/python -m pytest -m 'not slow' $(WORKERS)
 
 test-faults: $(STAMP)  ## what takes hours: kills, stress, MUTATIONS of hostile files
 	$(BIN)/python -m pytest -m faults
 	$(BIN)/python -m pytest tests/test_fuzzing.py --mutations $(MUTATIONS) \
-		--timeout 0 --numprocesses 2
+		--timeout 0 $(WORKERS)
 
 lint: $(LINTERS)  ## style, formatting, types, the direction of imports; pre-commit too
 

@@ -76,8 +76,8 @@ class RowsCompressor(Compressor[Rows]):
         return all(is_finite(mean.values()) for mean in self._means)
 
     def sparse_mean(self, index: int) -> torch.Tensor:
-        """Return the mean of tensor ``index`` as a sparse tensor of its own."""
-        return self._means[index].clone()
+        """Return the mean of tensor ``index``, which is only read."""
+        return self._means[index]
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Write the rows into ``out``, and zeros between them."""

@@ -1,9 +1,8 @@
 """One bucket of a plan at run time: collects gradients, exchanges, hands back means.
 
-Gradients come and means go on the threads of the training loop; what lies between,
-:meth:`BucketExchange.exchange` and the first :meth:`BucketExchange.write`, runs on the
-communication thread or, on the CPU, on the one that waits for it. Nobody else touches a
-bucket while it is under way.
+Gradients come on the threads of the training loop; :meth:`BucketExchange.exchange` and
+:meth:`BucketExchange.write` run on the communication thread or, on the CPU, on the one
+that waits for it. Nobody else touches a bucket while it is under way.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ class BucketExchange:
         self.compressor = build(planned.compressor, planned.collective, slots, context)
         self.sent_nbytes = 0
         self._share = share
-        self._handed_out: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rooms: dict[int, torch.Tensor] = {}
         self._carried: dict[int, torch.Tensor] = {}
 
     @property
@@ -69,6 +69,7 @@ class BucketExchange:
         """Tell the compressor which step it is in."""
         self.compressor.step = step
         self.compressor.density_floor = density_floor
+        self._rooms.clear()
 
     def add(
         self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
@@ -135,55 +136,56 @@ class BucketExchange:
         self.sent_nbytes = aggregate(transport, flagged) - flags.nbytes
         return flagged.highest
 
-    def write(self, index: int) -> None:
-        """Make parameter ``index``'s ``.grad`` the mean over the ranks.
+    def make_room(self, index: int) -> None:
+        """Let ``.grad`` of parameter ``index`` be where its mean will be written.
 
-        Meanwhile the program may take the gradients away, of a step whose backward
-        failed: what is written then is dropped with the step.
+        On a thread that owns ``.grad``, once the gradient is added. Nothing that runs
+        while the bucket is under way asks a parameter for it: PyTorch's ``.grad`` must
+        not be read in one thread and set in another, and the program may take away the
+        gradients of a step whose backward failed.
         """
         parameter = self.parameters[index]
-        if self.compressor.takes_rows:
-            parameter.grad = self.compressor.sparse_mean(index)
-            return
-        view = self.compressor.view(index) if self._share else None
-        if view is not None:
-            self._hand_out(index, view)
-            return
         gradient = parameter.grad
-        if gradient is None or gradient.is_conj():
-            gradient = torch.empty_like(
+        if self.compressor.takes_rows:
+            gradient = parameter.grad = self._filled(index, 0.0)
+        elif gradient is None or gradient.is_conj():
+            gradient = parameter.grad = torch.empty_like(
                 parameter, memory_format=torch.contiguous_format
             )
-            parameter.grad = gradient
-        if gradient.is_contiguous():
-            self.compressor.write(index, flat(gradient))
-            return
-        mean = flat(torch.empty_like(parameter))
-        self.compressor.write(index, mean)
-        gradient.copy_(shaped(mean, parameter))
+        view = self.compressor.view(index) if self._share else None
+        if view is not None and gradient.is_contiguous():
+            gradient = parameter.grad = self._handed_out(index, view)
+        self._rooms[index] = gradient
 
-    def note_stream(self) -> None:
-        """Keep what ``.grad`` holds from being used anew before this stream is done.
-
-        On CUDA it was made on backward's stream, and is written on the current one.
-        """
-        for parameter in self.parameters:
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_cuda and not gradient.is_sparse:
-                gradient.record_stream(torch.cuda.current_stream(gradient.device))
-
-    def _hand_out(self, index: int, view: torch.Tensor) -> None:
-        """Make ``.grad`` a view of the bucket, or copy where its layout forbids it."""
-        parameter = self.parameters[index]
-        gradient = parameter.grad
-        known, mean = self._handed_out.get(index, (None, view))
-        if known is not view:
-            mean = shaped(view, parameter)
-            self._handed_out[index] = view, mean
-        if gradient is None or gradient.is_contiguous():
-            parameter.grad = mean
+    def write(self, index: int) -> None:
+        """Write the mean over the ranks of parameter ``index`` into its room."""
+        room = self._rooms[index]
+        if self.compressor.takes_rows:
+            room.copy_(self.compressor.sparse_mean(index))
+        elif room.is_contiguous():
+            self.compressor.write(index, flat(room))
         else:
-            gradient.copy_(mean)
+            mean = flat(torch.empty_like(room))
+            self.compressor.write(index, mean)
+            room.copy_(shaped(mean, room))
+
+    def leave_rooms(self) -> None:
+        """Keep none of what means were written to before the step is over.
+
+        On CUDA it was made on backward's stream, and is written on the current one:
+        it is not used anew before that is done.
+        """
+        for room in self._rooms.values():
+            if room.is_cuda and not room.is_sparse:
+                room.record_stream(torch.cuda.current_stream(room.device))
+        self._rooms.clear()
+
+    def _handed_out(self, index: int, view: torch.Tensor) -> torch.Tensor:
+        """Return ``view``, a part of the bucket, in the shape of the parameter."""
+        known = self._views.get(index)
+        if known is None or known[0] is not view:
+            known = self._views[index] = view, shaped(view, self.parameters[index])
+        return known[1]
 
     def write_late(self, index: int) -> None:
         """Add what was sent of parameter ``index``, which no rank used in this step.

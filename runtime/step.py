@@ -6,7 +6,7 @@ reset and none to be forgotten.
 1. Gradients arrive in any order (:meth:`Step.add`, on the thread of backward). Once a
    bucket is complete and all earlier ones are launched, it is launched: handed to the
    communication thread, which runs exchanges in this order, the plan's, on every rank,
-   and writes the means to ``.grad``.
+   and writes the means to where ``.grad`` is.
 2. After backward (:meth:`Step.finish`) the buckets that are not complete get zeros and
    are launched too. With the last one, or behind it, the ranks share their flags: who
    had inf or NaN, who used which parameter. Then this thread waits for all of it, and
@@ -198,6 +198,7 @@ class Step:
                 place.name, gradient, second_moment
             )
         bucket.add(place.index, gradient, second_moment)
+        bucket.make_room(place.index)
 
     def _second_moment(
         self, bucket: BucketExchange, parameter: nn.Parameter, is_left: bool
@@ -249,7 +250,7 @@ class Step:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
         if self._setup.on_reduced is not None:
-            bucket.note_stream()  # the callback may free what this stream still writes
+            bucket.leave_rooms()  # the callback may free them
             self._setup.on_reduced(bucket.parameters)
         return highest
 
@@ -443,6 +444,7 @@ class Step:
         parameters = zip(self._parameters(), used_by_any, strict=True)
         for (_, bucket, index, used), by_any in parameters:
             if by_any and not used:
+                bucket.make_room(index)
                 bucket.write(index)
             elif not by_any:
                 bucket.write_late(index)

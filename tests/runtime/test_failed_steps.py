@@ -1,14 +1,16 @@
 """Steps that fail, or are refused: what all ranks then do alike."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 from comm_plan import parallelize
-from comm_plan.compressors.base import Context
 from comm_plan.errors import CollectiveError, RunError
-from comm_plan.plans import TopK
-from comm_plan.runtime.bucket import BucketExchange
+from comm_plan.plans import Bucket, TopK
+from comm_plan.plans.compression.rows import Rows
+from comm_plan.tests.runtime import trainings
 from comm_plan.tests.runtime.trainings import Failing, plan_for
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -295,23 +297,59 @@ def test_a_gradient_after_a_step_given_up_is_its_own(skips, with_scaler):
         assert torch.equal(own.grad, expected.grad)
 
 
-class Taken(nn.Parameter):
-    """A parameter whose gradient another thread sets to None whenever it is set."""
+class Owned(nn.Parameter):
+    """A parameter whose ``.grad`` only one thread touches: the one that made it."""
 
-    grad = property(lambda _: None, lambda _, gradient: None)
+    def __init__(self, _):
+        self.owner = threading.get_ident()
+
+    def check(self):
+        assert threading.get_ident() == self.owner, "another thread touched .grad"
+
+    @property
+    def grad(self):
+        self.check()
+        return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, gradient):
+        self.check()
+        torch.Tensor.grad.__set__(self, gradient)
 
 
-def test_gradients_may_be_set_to_none_while_means_are_written():
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("method", [*trainings.METHODS, "rows"])
+def test_no_other_thread_touches_what_the_program_may_take_away(method, share):
     """As by ``zero_grad`` after a backward that failed with buckets under way."""
-    model = Norm()
-    planned = plan_for(model, 1).buckets[0]
-    named = dict(model.named_parameters())
-    parameters = [Taken(named[name]) for name in planned.tensors]
-    bucket = BucketExchange(planned, parameters, Context(1, 0, torch.device("cpu")))
-    for index in range(len(parameters)):
-        bucket.add_zero(index)
-    bucket.exchange(LocalTransport())
-    bucket.write(0)
+    sparse = method == "rows"
+    spec, collective = trainings.METHODS.get(method, (Rows(), "allgather"))
+
+    def rank(transport):
+        model = nn.Sequential(nn.Embedding(9, WIDTH, sparse=sparse), Norm())
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, Owned(parameter))
+        groups = [["1.second.bias", "1.second.weight"], ["1.first.bias"]]
+        buckets = [
+            Bucket(tensors=group)
+            if sparse
+            else Bucket(tensors=group, compressor=spec, collective=collective)
+            for group in [*groups, ["1.first.weight"]]
+        ]
+        table = Bucket(tensors=["0.weight"], compressor=spec, collective=collective)
+        plan = plan_for(model, 2).model_copy(update={"buckets": (*buckets, table)})
+        with parallelize(
+            model, plan, transport=transport, gradient_as_bucket_view=share
+        ) as engine:
+            for _ in range(3):
+                model(torch.arange(4) + transport.rank).square().mean().backward()
+                grads = [p.grad.to_dense() for p in model.parameters()]
+                model.zero_grad()
+            assert engine.step == 3
+        return grads
+
+    first, second = run_ranks(2, rank)
+    assert all(map(torch.equal, first, second))
 
 
 def test_a_backward_that_failed_in_eval_mode_is_noticed():
