@@ -23,6 +23,7 @@ fast network the outcome is a dense plan: then compression does not pay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -91,11 +92,13 @@ def _priced(problem: Problem, spec: Spec, collective: str) -> Option:
     Raises:
         InputError: a cost is missing.
     """
+    prices = problem.prices
     if isinstance(spec, PowerSgd):
         assert isinstance(spec.rank, int)
-        if low_rank.is_known(spec.rank, problem.prices.profile.tensors):
+        sent = compress(prices.profile.tensors, prices.allowed(spec))
+        if low_rank.is_known(spec.rank, sent):
             spec = spec.model_copy(update={"bytes_of": spec.rank})
-    return problem.prices.fitted(spec, collective)
+    return prices.fitted(spec, collective)
 
 
 def _least_ratio(

@@ -28,6 +28,7 @@ class Correction:
             off and explain them still.
         compression: of what compressing takes within backward, by kind.
         waiting_s: seconds that an iteration takes longer than all of this explains.
+        coding: of what encoding and decoding takes, by kind.
     """
 
     forward: float
@@ -37,6 +38,7 @@ class Correction:
     observed: tuple[float, float, float]
     compression: Mapping[str, float] = field(default_factory=dict)
     waiting_s: float = 0.0
+    coding: Mapping[str, float] = field(default_factory=dict)
 
     def partly(self, share: float) -> Correction:
         """Return what to correct by where only so much of it is believed.
@@ -52,6 +54,7 @@ class Correction:
             observed=self.observed,
             compression={k: factor**share for k, factor in self.compression.items()},
             waiting_s=share * self.waiting_s,
+            coding={k: factor**share for k, factor in self.coding.items()},
         )
 
     def profile(self, profile: Profile) -> Profile:
@@ -59,13 +62,16 @@ class Correction:
         waiting_s = profile.waiting_s * self.forward + self.waiting_s
         compression = {
             kind: tuple(
-                _slower(cost, self.compression.get(kind, 1.0)) for cost in costs
+                _slower(
+                    cost, self.compression.get(kind, 1.0), self.coding.get(kind, 1.0)
+                )
+                for cost in costs
             )
             for kind, costs in profile.compression.items()
         }
-        return profile.with_slower_backward(self.backward).model_copy(
+        slower = profile.slower(forward=self.forward, backward=self.backward)
+        return slower.model_copy(
             update={
-                "forward_s": profile.forward_s * self.forward,
                 "waiting_s": max(0.0, waiting_s),
                 "compression": compression,
                 "second_moments": self._second_moments(profile.second_moments),
@@ -92,12 +98,17 @@ class Correction:
         return stretched(network, self.latency, self.per_byte)
 
 
-def _slower(cost: CompressionCost, factor: float) -> CompressionCost:
-    """Return ``cost`` with what delays backward so much longer."""
+def _slower(cost: CompressionCost, compress: float, coding: float) -> CompressionCost:
+    """Return ``cost`` with what delays backward, and what messages, so much longer."""
+    another_s = cost.another_s
     return cost.model_copy(
         update={
-            "compress_s": cost.compress_s * factor,
-            "momentum_s": cost.momentum_s * factor,
+            "compress_s": cost.compress_s * compress,
+            "momentum_s": cost.momentum_s * compress,
+            "encode_s": cost.encode_s * coding,
+            "momentum_encode_s": cost.momentum_encode_s * coding,
+            "decompress_s": cost.decompress_s * coding,
+            "another_s": None if another_s is None else another_s * coding,
         }
     )
 

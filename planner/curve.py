@@ -166,7 +166,7 @@ def measured(cost: CollectiveCost) -> CostCurve:
         [sample.nbytes for sample in cost.samples],
         [sample.median_s for sample in cost.samples],
         startup_s=segments[0].alpha_s if segments else None,
-        slope=segments[-1].beta_s_per_byte if segments else None,
+        slope=(segments[-1].beta_s_per_byte or None) if segments else None,
     )
 
 

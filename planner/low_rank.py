@@ -63,11 +63,13 @@ class _Step:
 
 
 def is_known(rank: int, tensors: Iterable[TensorTiming]) -> bool:
-    """Return whether the profile says what ``rank`` leaves out of each matrix."""
-    return all(
-        rank in {each.rank for each in tensor.low_rank or ()}
-        for tensor in tensors
-        if matrix_of(tensor.shape, rank)
+    """Return whether the profile says what ``rank`` leaves out of a matrix.
+
+    Of some it may not: of those that no batch used, or of a dtype that is sent whole.
+    """
+    matrices = [tensor for tensor in tensors if matrix_of(tensor.shape, rank)]
+    return not matrices or any(
+        rank in {each.rank for each in tensor.low_rank or ()} for tensor in matrices
     )
 
 
@@ -79,7 +81,8 @@ def allocated(
     Args:
         rank: whose errors are known.
         tensors: of the model.
-        allowed: which of them go this way; None: all. The others have ``rank``.
+        allowed: which of them go this way; None: all. The others have ``rank``, as
+            have those of which the profile does not say what it leaves out.
 
     Raises:
         InputError: the profile does not say what ``rank`` leaves out.

@@ -6,10 +6,11 @@ takes within it by one for each kind of compressor: plans that compress differen
 them apart. The link has two: of the latency and of the time per byte, for all
 collectives alike, since a slow link is slow for all of them. They are told by the
 buckets that are sent as they are, where there are any, for what these send is known,
-and by a probe. Each message is seen at one size only, so the factors are least squares
-(of relative errors) over all plans and buckets; what these do not tell, such as the
-bandwidth where all messages are short, stays as it was. What the iterations then still
-take longer is put down to the ranks' waiting for each other.
+and by a probe. What others then take longer is put down to encoding and decoding, by
+one factor for each kind. Each message is seen at one size only, so the factors are
+least squares (of relative errors) over all plans and buckets; what these do not tell,
+such as the bandwidth where all messages are short, stays as it was. What the iterations
+then still take longer is put down to the ranks' waiting for each other.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import numpy as np
 
 from comm_plan.planner.correction import Correction, stretched
 from comm_plan.planner.curve import FloatArray
-from comm_plan.planner.option import BoolArray
 from comm_plan.planner.predict import posed
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Schedule
+from comm_plan.plans.compression import spec_class
 from comm_plan.plans.document import Value
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Plan
@@ -41,7 +42,8 @@ LINK_PRIOR = 1e-4
 A link may become ten times as slow, where what is measured scatters by a tenth."""
 
 COMPUTATION_PRIOR = 0.05
-"""Likewise one of a part of backward, that differs from the factor of all of it.
+"""Likewise one of a part of backward, that differs from the factor of all of it, and
+one of encoding and decoding.
 
 Parts that no plan tells apart shall not make up for each other."""
 
@@ -121,15 +123,16 @@ def correction(
     """
     runs = [_Run(each, profile, network, settings) for each in seen]
     messages = np.concatenate([run.messages() for run in runs], axis=1)
-    plain = np.concatenate([run.is_plain() for run in runs])
-    channel = _ratio(float(messages[2].sum()), float(messages[:2].sum()))
+    kinds = [kind for run in runs for kind in run.kinds()]
+    channel = _ratio(float(messages[3].sum()), float(messages[:3].sum()))
     probed = 1.0
+    plain = np.array([spec_class(kind).lossless for kind in kinds])
     telling = messages[:, plain] if plain.any() else messages
     if probe is not None:
         extra = runs[0].probed(probe)
         telling = np.concatenate([telling, extra], axis=1)
-        probed = _ratio(probe.seconds, float(extra[:2].sum()))
-    latency, per_byte = _link(*telling)
+        probed = _ratio(probe.seconds, float(extra[:3].sum()))
+    latency, per_byte = _link(telling)
     backward, compression = _computation(runs)
     found = Correction(
         forward=_median([run.forward for run in runs]),
@@ -138,6 +141,7 @@ def correction(
         per_byte=per_byte,
         observed=(_median([run.computation for run in runs]), channel, probed),
         compression=compression,
+        coding=_coding(messages, kinds, latency, per_byte),
     )
     return replace(found, waiting_s=_unexplained_s(found, runs))
 
@@ -208,22 +212,18 @@ class _Run:
         return self._backward_s - sum(self.parts_s.values())
 
     def messages(self) -> FloatArray:
-        """Return [4, B]: what latency and bytes were to take, and what both took.
-
-        Last, what each bucket took with encoding and decoding.
-        """
+        """Return [4, B]: what latency, bytes and coding were to take; what all took."""
         _, quick = self._posed_without_volume
         expected, latency_s = self._expected, quick.times().communicate_s
         busy_s = np.array([bucket.busy_s for bucket in self.seen.timing.buckets])
         whole_s = busy_s / expected.slowdown
         volume_s = expected.times.communicate_s - latency_s
-        seconds = whole_s - expected.times.codec_s
-        return np.stack([latency_s, volume_s, seconds, whole_s])
+        return np.stack([latency_s, volume_s, expected.times.codec_s, whole_s])
 
-    def is_plain(self) -> BoolArray:
-        """Return [B] which buckets are sent as they are: what they send is known."""
+    def kinds(self) -> list[str]:
+        """Return how each bucket is compressed."""
         _, solution = self._posed
-        return np.array([option.compressor.lossless for option in solution.options])
+        return [option.compressor.kind for option in solution.options]
 
     def probed(self, probe: Probe) -> FloatArray:
         """Return [4, 1]: the same of a probe."""
@@ -232,8 +232,7 @@ class _Run:
         quick, _ = self._posed_without_volume
         latency_s = quick.prices.curve("allreduce")(nbytes)
         both_s = problem.prices.curve("allreduce")(nbytes)
-        took_s = [probe.seconds]
-        return np.stack([latency_s, both_s - latency_s, took_s, took_s])
+        return np.stack([latency_s, both_s - latency_s, [0.0], [probe.seconds]])
 
     def lasts_s(self, corrected: Correction) -> float:
         """Return an iteration at ``corrected`` costs."""
@@ -253,41 +252,61 @@ def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
     told = (seconds > 0) & (np.sum(columns, axis=0) > 0)
     common = _median([run.computation for run in runs])
     expected_s = common * np.array(columns)[:, told] / seconds[told]
-    factors = _factors(expected_s, np.ones(int(told.sum())), COMPUTATION_PRIOR)
+    priors = [COMPUTATION_PRIOR] * len(expected_s)
+    factors = _factors(expected_s, np.ones(int(told.sum())), priors)
     backward, *others = (_bounded(common * factor) for factor in factors)
     return backward, dict(zip(kinds, others, strict=True))
 
 
-def _link(
-    latency_s: FloatArray,
-    volume_s: FloatArray,
-    seconds: FloatArray,
-    whole_s: FloatArray,
-) -> tuple[float, float]:
-    """Return the factors of ``latency_s`` [N] and ``volume_s`` [N] that fit best.
+def _link(messages: FloatArray) -> tuple[float, float]:
+    """Return the factors of latency and of the time per byte that fit best.
+
+    Of messages alike, a third one of coding is what explains them with the probe.
 
     Args:
-        latency_s: expected of each message, however short it were.
-        volume_s: what its bytes add.
-        seconds: what it took.
-        whole_s: with encoding and decoding, which may be off as well.
+        messages: [4, N] as of :meth:`_Run.messages`.
     """
-    # However little a message takes, some of what was measured is the link's doing.
-    scale_s = np.maximum(whole_s, LEAST_SHARE * (latency_s + volume_s))
-    expected_s = np.stack([latency_s, volume_s]) / scale_s
-    latency, per_byte = _factors(expected_s, seconds / scale_s, LINK_PRIOR)
+    shares, whole = _shares(messages)
+    latency, per_byte, _ = _factors(shares, whole, [LINK_PRIOR] * 3)
     return _bounded(latency), _bounded(per_byte)
 
 
-def _factors(expected: FloatArray, measured: FloatArray, prior: float) -> list[float]:
+def _coding(
+    messages: FloatArray, kinds: Sequence[str], latency: float, per_byte: float
+) -> dict[str, float]:
+    """Return the factors of encoding and decoding, by kind, behind such a link."""
+    shares, whole = _shares(messages)
+    left = whole - latency * shares[0] - per_byte * shares[1]
+    found = {}
+    for kind in sorted(set(kinds)):
+        told = np.array([each == kind for each in kinds]) & (messages[2] > 0)
+        if told.any():
+            (factor,) = _factors(shares[2:, told], left[told], (COMPUTATION_PRIOR,))
+            found[kind] = _bounded(factor)
+    return found
+
+
+def _shares(messages: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return [3, N] what was expected, and [N] what it took, as shares of that.
+
+    However little a message takes, some of what was measured is the link's doing.
+    """
+    expected_s, whole_s = messages[:3], messages[3]
+    scale_s = np.maximum(whole_s, LEAST_SHARE * expected_s.sum(axis=0))
+    return expected_s / scale_s, whole_s / scale_s
+
+
+def _factors(
+    expected: FloatArray, measured: FloatArray, priors: Sequence[float]
+) -> list[float]:
     """Return by which factor each of [K, N] parts explains ``measured`` [N] best.
 
     Args:
         expected: the parts; what they do not tell apart they share.
         measured: what all of them were.
-        prior: what factors count that differ from 1.
+        priors: [K] what a factor counts that differs from 1.
     """
-    kept = np.sqrt(prior) * np.eye(len(expected))
+    kept = np.diag(np.sqrt(priors))
     factors, *_ = np.linalg.lstsq(
         np.concatenate([expected.T, kept]),
         np.concatenate([measured, kept.sum(axis=1)]),

@@ -201,6 +201,8 @@ class Prices:
         codec = codec + self._summing_s(spec, collective)
         if spec.lossless and self.world_size == 1:  # one rank sends nothing
             compress, codec = np.zeros_like(compress), np.zeros_like(codec)
+        is_dense = np.isnan(self._rows_s)
+        compress, codec = compress * is_dense, codec * is_dense
         return Option(
             compressor=spec,
             collective=collective,
@@ -208,9 +210,13 @@ class Prices:
             legs=tuple(self._legs(spec, collective)),
             compress_s=prefix_sums(compress),
             codec_s=prefix_sums(codec),
-            allowed=np.array([self._allowed(spec, t) for t in self.profile.tensors]),
+            allowed=np.array(self.allowed(spec)),
             rows_s=self._rows_s,
         )
+
+    def allowed(self, spec: Spec) -> list[bool]:
+        """Return which tensors may go by ``spec``."""
+        return [self._allowed(spec, tensor) for tensor in self.profile.tensors]
 
     def expected(self, spec: Spec) -> Spec:
         """Return ``spec``, where the data decides, as it was seen to send."""
@@ -229,8 +235,7 @@ class Prices:
         """
         tensors = self.profile.tensors
         if isinstance(spec, PowerSgd) and spec.bytes_of is not None:
-            allowed = [self._allowed(spec, tensor) for tensor in tensors]
-            spec = low_rank.allocated(spec.bytes_of, tensors, allowed)
+            spec = low_rank.allocated(spec.bytes_of, tensors, self.allowed(spec))
         shapes = [tensor.shape for tensor in tensors]
         return self.option(self.expected(spec).fitted(shapes), collective)
 

@@ -89,14 +89,14 @@ def _decided_by_data(problem: Problem, solution: Solution) -> Iterator[str]:
 
 
 def _measured_alone(problem: Problem) -> Iterator[str]:
-    """Yield that the profile is of one rank, which has all cores to itself."""
+    """Yield that the profile is of ranks that did not meet, or of one."""
     profile = problem.prices.profile
     together = 0 if profile.contention is None else profile.contention.world_size
     if profile.iterations is not None and together <= 1 < problem.world_size:
         yield (
-            "the profile is of one rank: how ranks and their communication slow each "
-            "other is left out; profile as you will train (torchrun, mpirun, "
-            "--local-ranks)"
+            "the profile does not say how ranks and their communication slow each "
+            "other, as it is of one rank or of your own loop: comm-plan profile, "
+            "started as you will train (torchrun, mpirun, --local-ranks), measures it"
         )
 
 

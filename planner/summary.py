@@ -267,14 +267,14 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         (row for row in rows if row is merged or row.largest_ratio > 1 or row.is_local),
         key=lambda row: row.iteration_s,
     )
-    if today.exposed_s <= WORTHWHILE * today.iteration_s:
+    gain = _gain(merged.iteration_s, today.iteration_s)
+    most = _gain(planned.iteration_s, today.iteration_s)
+    if most <= WORTHWHILE and today.exposed_s <= WORTHWHILE * today.iteration_s:
         exposed = _gain(today.iteration_s - today.exposed_s, today.iteration_s)
         return (
             f"nothing to gain: {instead_of} leave only {_percent(exposed)} of the "
             "iteration exposed"
         )
-    gain = _gain(merged.iteration_s, today.iteration_s)
-    most = _gain(planned.iteration_s, today.iteration_s)
     if most <= WORTHWHILE:
         best = "no plan is" if most <= 0 else f"the best plan is {_percent(most)}"
         text = (
@@ -284,7 +284,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         if all(row.forced is None and SOLVERS[row.solver].is_baseline for row in rows):
             text += "; compression was not tried: solver auto chooses it"
         return text
-    if gain > most - WORTHWHILE:
+    if gain > max(WORTHWHILE, most - WORTHWHILE):
         return (
             f"merge only: {_percent(gain)} less time than {instead_of}, exactly dense"
         )

@@ -25,10 +25,9 @@ def slow_profile(profile: Profile) -> Profile | None:
     """Return the profile of the slowest twentieth of iterations; None: not known."""
     if profile.forward_spread is None or profile.backward_spread is None:
         return None
-    backward = _ratio(profile.backward_spread, profile.backward_s)
-    forward_s = max(profile.forward_s, profile.forward_spread.p95_s)
-    return profile.with_slower_backward(backward).model_copy(
-        update={"forward_s": forward_s}
+    return profile.slower(
+        forward=_ratio(profile.forward_spread, profile.forward_s),
+        backward=_ratio(profile.backward_spread, profile.backward_s),
     )
 
 

@@ -302,14 +302,23 @@ class Profile(Document):
         """When backward begins, from the start of an iteration."""
         return self.waiting_s + self.forward_s
 
-    def with_slower_backward(self, factor: float) -> Self:
-        """Return the profile with backward, and all within it, so much longer."""
+    def slower(self, *, forward: float = 1.0, backward: float = 1.0) -> Self:
+        """Return the profile with forward, and backward with all in it, so much longer.
+
+        They scatter by as much of their median as before.
+        """
         tensors = tuple(
-            tensor.model_copy(update={"ready_s": tensor.ready_s * factor})
+            tensor.model_copy(update={"ready_s": tensor.ready_s * backward})
             for tensor in self.tensors
         )
-        backward_s = self.backward_s * factor
-        return self.model_copy(update={"backward_s": backward_s, "tensors": tensors})
+        changes = {
+            "forward_s": self.forward_s * forward,
+            "forward_spread": _times(self.forward_spread, forward),
+            "backward_s": self.backward_s * backward,
+            "backward_spread": _times(self.backward_spread, backward),
+            "tensors": tensors,
+        }
+        return self.model_copy(update=changes)
 
     def lasting(self, iteration_s: float) -> Self:
         """Return the profile with all of the model's times scaled to this iteration.
@@ -321,12 +330,8 @@ class Profile(Document):
         if not total_s > 0:
             raise ValueError("a profile without times cannot be scaled")
         factor = iteration_s / total_s
-        slower = self.with_slower_backward(factor)
-        times = {
-            "forward_s": self.forward_s * factor,
-            "update_s": self.update_s * factor,
-        }
-        return slower.model_copy(update=times)
+        slower = self.slower(forward=factor, backward=factor)
+        return slower.model_copy(update={"update_s": self.update_s * factor})
 
     def by_layer(self) -> Self:
         """Return the profile with the tensors of each layer as one, ready as its last.
@@ -346,6 +351,12 @@ class Profile(Document):
     def nbytes(self) -> int:
         """Size of all gradients in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def _times(spread: Spread | None, factor: float) -> Spread | None:
+    if spread is None:
+        return None
+    return Spread(p05_s=spread.p05_s * factor, p95_s=spread.p95_s * factor)
 
 
 def _as_one(members: tuple[TensorTiming, ...]) -> TensorTiming:

@@ -38,7 +38,7 @@ def seconds_to(
     Only iterations count, and what was evaluated: mostly the ends of epochs.
 
     Args:
-        record: the run.
+        record: of all steps of the run, not from where it was resumed.
         metric: its name.
         target: the value to get to.
         falls: whether it has to come down to it, not up.
@@ -112,7 +112,9 @@ def _quality(
     """Yield the last value of the metric of ``first``, and the time to ``target``."""
     last = [e.value for e in record.evaluations if e.metric == first.metric]
     yield f"{last[-1]:.4g}" if last else "-"
-    if target is not None:
+    if target is not None and len(record.iterations_s) < record.steps:
+        yield "-"  # of a resumed run, or one without times
+    elif target is not None:
         falls = has_to_fall(first.metric, first.value, target)
         after_s = seconds_to(record, first.metric, target, falls=falls)
         yield "never" if after_s is None else units.seconds(after_s)

@@ -137,50 +137,57 @@ class BucketExchange:
         return flagged.highest
 
     def make_room(self, index: int) -> None:
-        """Let ``.grad`` of parameter ``index`` be where its mean will be written.
+        """Choose where the mean of parameter ``index`` will be written.
 
-        On a thread that owns ``.grad``, once the gradient is added. Nothing that runs
-        while the bucket is under way asks a parameter for it: PyTorch's ``.grad`` must
-        not be read in one thread and set in another, and the program may take away the
-        gradients of a step whose backward failed.
+        In ``.grad`` if there is one, or in the bucket. On a thread that owns ``.grad``,
+        once the gradient is added: nothing that runs while the bucket is under way asks
+        a parameter for it. PyTorch's ``.grad`` must not be read in one thread and set
+        in another, and the program may take away the gradients of a step whose backward
+        failed.
         """
-        parameter = self.parameters[index]
-        gradient = parameter.grad
         if self.compressor.takes_rows:
-            gradient = parameter.grad = self._filled(index, 0.0)
-        elif gradient is None or gradient.is_conj():
-            gradient = parameter.grad = torch.empty_like(
-                parameter, memory_format=torch.contiguous_format
-            )
+            return
+        parameter = self.parameters[index]
+        room = parameter.grad
+        if room is None or room.is_conj():
+            room = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         view = self.compressor.view(index) if self._share else None
-        if view is not None and gradient.is_contiguous():
-            gradient = parameter.grad = self._handed_out(index, view)
-        self._rooms[index] = gradient
+        if view is not None and room.is_contiguous():
+            room = self._shaped_view(index, view)
+        self._rooms[index] = room
 
     def write(self, index: int) -> None:
         """Write the mean over the ranks of parameter ``index`` into its room."""
-        room = self._rooms[index]
         if self.compressor.takes_rows:
-            room.copy_(self.compressor.sparse_mean(index))
-        elif room.is_contiguous():
+            self._rooms[index] = self.compressor.sparse_mean(index).clone()
+            return
+        room = self._rooms[index]
+        if room.is_contiguous():
             self.compressor.write(index, flat(room))
         else:
             mean = flat(torch.empty_like(room))
             self.compressor.write(index, mean)
             room.copy_(shaped(mean, room))
 
-    def leave_rooms(self) -> None:
-        """Keep none of what means were written to before the step is over.
+    def hand_out(self) -> None:
+        """Make every ``.grad`` of which the mean is written that mean."""
+        for index, room in self._rooms.items():
+            parameter = self.parameters[index]
+            if parameter.grad is not room:
+                parameter.grad = room
 
-        On CUDA it was made on backward's stream, and is written on the current one:
-        it is not used anew before that is done.
+    def leave_rooms(self) -> None:
+        """Keep none of the means that are handed out before the step is over.
+
+        On CUDA they were made on backward's stream, and are written on the current one:
+        they are not used anew before that is done.
         """
         for room in self._rooms.values():
             if room.is_cuda and not room.is_sparse:
                 room.record_stream(torch.cuda.current_stream(room.device))
         self._rooms.clear()
 
-    def _handed_out(self, index: int, view: torch.Tensor) -> torch.Tensor:
+    def _shaped_view(self, index: int, view: torch.Tensor) -> torch.Tensor:
         """Return ``view``, a part of the bucket, in the shape of the parameter."""
         known = self._views.get(index)
         if known is None or known[0] is not view:

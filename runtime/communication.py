@@ -41,6 +41,11 @@ class Pending(Generic[Result]):
         self._device = device
         self._done = done
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has; on CUDA, whether it has queued all that it does."""
+        return self._future.done()
+
     def wait(self, *, idle: bool = False) -> Result:
         """Block until the job has ended; on CUDA, order the current stream after it.
 
@@ -106,7 +111,7 @@ class CommunicationThread:
         return self._runs_on == threading.get_ident()
 
     def close(self) -> None:
-        """End the thread after the jobs that are queued."""
+        """End the thread after the jobs that are queued; no job may ask for it."""
         self._executor.submit(self._run_queued)
         self._executor.shutdown(wait=True)
 

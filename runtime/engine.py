@@ -250,6 +250,7 @@ class Engine(Joinable):
             MismatchError: the plan does not fit the model or the run, or ranks differ.
                 Then, as after any error, the engine goes on by the plan that it has.
         """
+        self._give_up_failed()
         self.synchronise()
         check_ranks(plan, self.model, self._transport)
         check_plan(plan, self.model, self._transport.world_size)
@@ -418,13 +419,24 @@ class Engine(Joinable):
 
     def warm_up(self, density_floor: float) -> None:
         """Let sparse methods send at least this share of each tensor from now on."""
+        self._give_up_failed()
         self._density_floor = density_floor
         self._begin_step()
 
     def close(self) -> None:
-        """Remove all hooks and end the communication thread."""
+        """Remove all hooks and end the communication thread.
+
+        Raises:
+            RunError: an exchange asks for it, which could not end.
+        """
         if self._closed:
             return
+        if self._setup.thread.is_current:
+            raise RunError(
+                "the engine was closed in the middle of an exchange, by on_reduced or "
+                "by a signal's handler: let these raise or set a flag, and close after "
+                "the step"
+            )
         self._closed = True
         if self._rounds is not None and self._rounds.taken:
             logger.warning(
@@ -772,7 +784,11 @@ class Engine(Joinable):
         if not self._current.forward_pending:
             self._enter_step()
         self._buffers.touched = True
-        self._end_step(self._current.give_up, late=late)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # whoever asks, an evaluation
+            self._end_step(self._current.give_up, late=late)
 
     def _check_refusable(self) -> None:
         """Check that the ranks can be told to skip this step.

@@ -42,6 +42,7 @@ from functools import cache, partial
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -126,6 +127,12 @@ def attach(
     """
     hooks = _Hooks(frozenset(places), callbacks)
     attached = ExitStack()
+    # Kept, what adds up a parameter's gradients has one stream, on which all hooks run;
+    # else each forward makes it anew, on the stream of that part of the model.
+    accumulators = [
+        get_gradient_edge(p) for p in places if p.is_cuda and p.requires_grad
+    ]
+    attached.callback(accumulators.clear)
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
             _OnGradient(weakref.ref(hooks), place)
@@ -234,7 +241,8 @@ class _Hooks:
             )
         if torch._C._current_graph_task_id() != NO_BACKWARD:  # a checkpoint
             return
-        self._callbacks.on_any_forward()
+        if not self._is_watching:  # nor a forward beside backward, of another thread
+            self._callbacks.on_any_forward()
         if not (torch.is_grad_enabled() and model.training):
             return
         if self._callbacks.listening():

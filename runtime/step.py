@@ -6,7 +6,7 @@ reset and none to be forgotten.
 1. Gradients arrive in any order (:meth:`Step.add`, on the thread of backward). Once a
    bucket is complete and all earlier ones are launched, it is launched: handed to the
    communication thread, which runs exchanges in this order, the plan's, on every rank,
-   and writes the means to where ``.grad`` is.
+   and writes the means. Only the thread of backward makes them ``.grad``.
 2. After backward (:meth:`Step.finish`) the buckets that are not complete get zeros and
    are launched too. With the last one, or behind it, the ranks share their flags: who
    had inf or NaN, who used which parameter. Then this thread waits for all of it, and
@@ -131,6 +131,7 @@ class Step:
         self._awaited = [len(bucket.parameters) for bucket in setup.buckets]
         self._used = [[False] * awaited for awaited in self._awaited]
         self._launched: list[Pending[torch.Tensor | None]] = []
+        self._handed_out = 0
         self._own_flags: torch.Tensor | None = (
             None  # while a stream may still read them
         )
@@ -217,7 +218,16 @@ class Step:
         while (number := len(self._launched)) < len(buckets):
             if self._awaited[number]:
                 return
+            self._hand_out_ended()
             self._launch(buckets[number])
+
+    def _hand_out_ended(self) -> None:
+        """Free gradients in whose place are means by now."""
+        while self._handed_out < len(self._launched):
+            if not self._launched[self._handed_out].has_ended:
+                return
+            self._setup.buckets[self._handed_out].hand_out()
+            self._handed_out += 1
 
     @property
     def _unlaunched(self) -> tuple[BucketExchange, ...]:
@@ -250,7 +260,8 @@ class Step:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
         if self._setup.on_reduced is not None:
-            bucket.leave_rooms()  # the callback may free them
+            bucket.hand_out()  # all that is the callback's here
+            bucket.leave_rooms()  # it may free them
             self._setup.on_reduced(bucket.parameters)
         return highest
 
@@ -277,6 +288,8 @@ class Step:
         flags = self._highest_flags()
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
+        for bucket in self._setup.buckets:
+            bucket.hand_out()
         refusal = self._refusal(flags[0])
         if refusal is None and not finite:
             return Refusal("some rank had inf or NaN gradients")
@@ -303,7 +316,8 @@ class Step:
         if not self._has_flags and setup.on_nonfinite != "skip":
             return "a dense plan does not tell them: pass on_nonfinite='skip'"
         told_by_last = setup.buckets[-1].carries_flags or not self._has_flags
-        if told_by_last and not self._unlaunched:
+        has_told = len(self._launched) > len(setup.buckets)
+        if has_told or (told_by_last and not self._unlaunched):
             return "all of its gradients are sent: go on from a checkpoint"
         return None
 

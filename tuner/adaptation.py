@@ -7,7 +7,7 @@ less long, for some windows in a row, rank 0 corrects the costs and solves again
 thread of its own while training goes on. At the end of a later window all ranks swap
 the plan together, if by the corrected costs the new one is enough faster, or as fast
 and leaves out enough less; if not, the corrected costs are what is expected from then
-on. So each change of the network is answered once.
+on, and what they leave unexplained. So each change of the network is answered once.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ PROBES = 3
 PROBE_NBYTES = (2**14, 2**20)
 """The shortest and the longest of them."""
 
+AS_EXPECTED = (1.0, 1.0, 1.0)
+"""What is observed where all takes as long as expected."""
+
 SETTLING = 2
 """First steps under a plan, which are not looked at: allocations, first touches."""
 
@@ -51,11 +54,13 @@ class _Proposal:
     """What rank 0 found: corrected costs, and the plan that they ask for.
 
     ``expected_s``: an iteration by the plan in execution, at the corrected costs.
+    ``left``: what was observed of it, over what these expect.
     """
 
     profile: Profile
     network: Network
     expected_s: float
+    left: tuple[float, ...]
     plan: Plan
     reason: str
 
@@ -95,6 +100,7 @@ class Adaptation:
         )
         self._expected_s = _predicted_s(self._predicted(profile, network))
         self._drift = Drift()
+        self._left: tuple[float, ...] = AS_EXPECTED
         self._steps = 0
         self._window: list[StepSeconds] = []
         self._settling = SETTLING
@@ -145,19 +151,20 @@ class Adaptation:
 
     def _observe(self, timing: Timing, probe_s: float) -> None:
         """Begin to solve again if a drift has lasted (rank 0)."""
-        changed = correction(
-            [Seen(self._engine.plan, timing)],
-            self._profile,
-            self._network,
-            self._settings,
-            Probe(self._probe.nbytes, probe_s),
-        )
-        if not self._drift.outlasts(changed.observed):
+        seen = Seen(self._engine.plan, timing), Probe(self._probe.nbytes, probe_s)
+        changed = self._correction(*seen, self._profile, self._network)
+        each = zip(changed.observed, self._left, strict=True)
+        if not self._drift.outlasts([factor / left for factor, left in each]):
             return
         self._drift.forget()
-        self._solving = self._solver.submit(self._propose, changed)
+        self._solving = self._solver.submit(self._propose, *seen, changed)
 
-    def _propose(self, changed: Correction) -> _Proposal:
+    def _correction(
+        self, seen: Seen, probe: Probe, profile: Profile, network: Network
+    ) -> Correction:
+        return correction([seen], profile, network, self._settings, probe)
+
+    def _propose(self, seen: Seen, probe: Probe, changed: Correction) -> _Proposal:
         profile = changed.profile(self._profile)
         network = changed.network(self._network)
         ranks = self._engine.transport.world_size
@@ -165,6 +172,7 @@ class Adaptation:
             profile=profile,
             network=network,
             expected_s=_predicted_s(self._predicted(profile, network)),
+            left=self._correction(seen, probe, profile, network).observed,
             plan=replan(self._engine.plan, profile, network, ranks),
             reason=_reason(changed),
         )
@@ -200,6 +208,7 @@ class Adaptation:
     def _take(self, proposal: _Proposal) -> None:
         """Expect the corrected costs from now on; swap the plan if it is worth it."""
         self._profile, self._network = proposal.profile, proposal.network
+        self._left = proposal.left
         expected_s, self._expected_s = self._expected_s, proposal.expected_s
         new_s = _predicted_s(proposal.plan)
         if not self._is_worth(proposal.plan, new_s / proposal.expected_s):
@@ -214,6 +223,7 @@ class Adaptation:
         )
         self._engine.swap(proposal.plan, change)
         self._expected_s = new_s
+        self._left = AS_EXPECTED
         self._settling = SETTLING
 
 
@@ -249,6 +259,7 @@ def _reason(changed: Correction) -> str:
         "backward": computation,
         "a message": changed.latency,
         "a byte": changed.per_byte,
+        **{f"coding {kind}": factor for kind, factor in changed.coding.items()},
     }
     return ", ".join(
         f"{what} takes {units.times(factor)} as long as expected"

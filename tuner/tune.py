@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings
-from comm_plan.plans import EmulatedLink, Network, Profile
+from comm_plan.plans import Network, Profile
 from comm_plan.plans.link import link_text
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
@@ -106,14 +106,14 @@ def _check_batch_size(profile: Profile, workload: Workload) -> None:
 
 def _compare(network: Network, transport: Transport) -> None:
     """Warn, on rank 0, where ``network`` was not measured on ``transport``."""
-    measured = _described(network.backend, network.emulated_link)
-    here = _described(transport.backend, transport.emulated_link)
+    measured, here = _described(network), _described(transport)
     if transport.rank == 0 and measured != here:
-        logger.warning("the network is that of %s, this run is on %s", measured, here)
+        logger.warning("the network is that of %s; these are %s", measured, here)
 
 
-def _described(backend: str, link: EmulatedLink | None) -> str:
-    return f"{link_text(link)} by {backend}"
+def _described(ranks: Network | Transport) -> str:
+    link = link_text(ranks.emulated_link)
+    return f"{ranks.world_size} ranks on {link} by {ranks.backend}"
 
 
 def _for_these(

@@ -188,6 +188,46 @@ def test_plans_that_compress_differently_tell_compressors_apart(
         assert again.predicted.iteration_s == pytest.approx(each.iteration_s, rel=0.1)
 
 
+CODING = {"double_squeeze": (0.0, 4e-9), "dense": (0.0, 1e-9)}
+
+
+def coding(slower):
+    """Return a model whose encoding and decoding take so many times what they do."""
+    costs = {
+        kind: tuple(
+            cost.model_copy(
+                update={
+                    "compress_s": 0.0,
+                    "encode_s": slower * cost.compress_s,
+                    "decompress_s": slower * cost.decompress_s,
+                }
+            )
+            for cost in of_kind
+        )
+        for kind, of_kind in documents.compression(**CODING).items()
+    }
+    profile = documents.profile([0.002] * 6, [500_000] * 6, forward_s=0.01)
+    return profile.model_copy(update={"compression": costs})
+
+
+@pytest.mark.parametrize("kind", [None, "double_squeeze"])
+@pytest.mark.parametrize("slower", [0.6, 1.1, 1.3, 2.0])
+def test_slower_coding_is_not_taken_for_a_slower_link(kind, slower):
+    """What is corrected once is as expected from then on."""
+    link = documents.fit((0, 3e-4, 1e-9))
+    fast = documents.network(4, allreduce=link, two_pass=link)
+    method = kind and kind.replace("_", "")
+    asked = Settings(tolerance=0.0, compressor=method)
+    plan = solve(make_problem(coding(1.0), fast, asked), "wfbp")
+    timing = predict(plan, coding(slower), fast, asked).predicted.timing
+    probe = Probe(300_000, link.fit.seconds(300_000))
+    first, *costs = corrected(plan, coding(1.0), fast, timing, probe)
+    assert first.per_byte == pytest.approx(1.0, abs=0.3)
+    assert (first.coding[kind or "dense"] > 1) == (slower > 1)
+    second, *_ = corrected(plan, *costs, timing, probe)
+    assert second.observed == pytest.approx((1.0,) * 3, abs=0.1)
+
+
 def test_several_runs_by_a_plan_count_as_their_median():
     timings = [
         documents.timing((s, 2 * s, 3 * s), forward_s=s / 2, compute_end_s=2 * s)
@@ -207,8 +247,10 @@ def test_waiting_cannot_be_less_than_none():
 
 
 def test_a_correction_can_be_believed_in_part():
-    change = Correction(4.0, 9.0, 1.0, 0.25, (1.0,) * 3, {"topk": 16.0}, 0.02)
-    assert change.partly(0) == Correction(1.0, 1.0, 1.0, 1.0, (1.0,) * 3, {"topk": 1.0})
+    observed, kinds = (1.0,) * 3, ({"topk": 16.0}, 0.02, {"topk": 4.0})
+    change = Correction(4.0, 9.0, 1.0, 0.25, observed, *kinds)
+    none = {"topk": 1.0}
+    assert change.partly(0) == Correction(1, 1, 1, 1, observed, none, 0, none)
     assert change.partly(1) == change
-    half = Correction(2.0, 3.0, 1.0, 0.5, (1.0,) * 3, {"topk": 4.0}, 0.01)
+    half = Correction(2, 3, 1, 0.5, observed, {"topk": 4.0}, 0.01, {"topk": 2.0})
     assert change.partly(1 / 2) == half

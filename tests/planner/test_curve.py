@@ -77,6 +77,14 @@ def test_a_flat_end_is_not_free_beyond_the_last_sample():
     assert float(curve(400)) == pytest.approx(2.0)
 
 
+def test_nor_is_what_a_fit_takes_for_flat(build):
+    flat = build.fit((0, 2e-4, 0.0))
+    cost = build.samples((4, 2e-4), (4096, 2.01e-4)).model_copy(
+        update={"fit": flat.fit}
+    )
+    assert float(measured(cost)(10**8)) > 0.01
+
+
 def test_one_segment_without_samples_is_affine(build):
     assert measured(build.fit((0, 1e-3, 2e-9))).affine == (1e-3, 2e-9)
     assert measured(build.fit((0, 1e-3, 2e-9), (10, 2e-3, 2e-9))).affine is None

@@ -85,13 +85,18 @@ def test_what_stays_dense_saves_nothing_for_others():
     assert found.rank == (1, 4, 4)
 
 
+def test_a_matrix_of_which_nothing_is_known_has_the_rank_of_all():
+    unused = tensor("unused", (256, 256))
+    assert allocated(4, [EASY, unused, EASY, HARD]).rank == (1, 4, 1, 8)
+
+
 @pytest.mark.parametrize("tensors", [[HARD, HARD], [BIAS]])
 def test_one_rank_for_all_stays_where_it_is_best(tensors):
     assert allocated(4, tensors) == PowerSgd(rank=4)
 
 
 @pytest.mark.parametrize(
-    ("rank", "tensors"), [(4, [EASY, tensor("unknown", (256, 256))]), (3, [EASY])]
+    ("rank", "tensors"), [(4, [BIAS, tensor("unknown", (256, 256))]), (3, [EASY])]
 )
 def test_what_the_profile_does_not_say_is_not_guessed(rank, tensors):
     with pytest.raises(InputError, match=f"what rank {rank} leaves out"):

@@ -46,7 +46,7 @@ ALONE = {"iterations": 30, "contention": Contention(world_size=1)}
 )
 def test_a_profile_of_one_rank_is_named(profile, world_size, expected):
     text = said(world_size=world_size, **profile)
-    assert ("the profile is of one rank" in text) == expected
+    assert ("as it is of one rank" in text) == expected
 
 
 @pytest.mark.parametrize(

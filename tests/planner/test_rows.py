@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from comm_plan.planner import SOLVERS, Settings, make_problem, solve
+from comm_plan.planner.predict import predict
 from comm_plan.plans import Dense
 
 RANKS, ROWS = 8, 20
@@ -12,7 +13,8 @@ ALPHA_S, BETA_S = 1e-3, 1e-8
 
 def problem(build, **settings):
     numels = [4000, 90_000, 4000, 4000]
-    costs = build.compression(topk=(1e-5, 1e-9), model_topk=(1e-5, 1e-9))
+    methods = ("dense", "topk", "model_topk")
+    costs = build.compression(**dict.fromkeys(methods, (1e-5, 1e-9)))
     profile = build.profile([1e-3] * 4, numels, compression=costs)
     tensors = [*profile.tensors]
     tensors[1] = tensors[1].model_copy(update={"rows": ROWS, "shape": (900, 100)})
@@ -45,3 +47,13 @@ def test_the_time_is_that_of_gathering_lengths_and_rows(build):
     times = option.phases_s(np.array([0, 1]), np.array([1, 2]))
     assert sum(times)[1] == pytest.approx(expected)
     assert option.compressor == Dense()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_solver_prices_rows_as_the_plan_is_priced(build, solver):
+    """Not with what copying the whole table costs."""
+    posed = problem(build)
+    plan = solve(posed, solver)
+    again = predict(plan, posed.prices.profile, posed.prices.network)
+    first, second = plan.predicted.iteration_s, again.predicted.iteration_s
+    assert second == pytest.approx(first)

@@ -5,6 +5,7 @@ import pytest
 
 from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings, make_problem, summarise
+from comm_plan.plans import LocalSteps
 from comm_plan.plans.profile import SecondMoments
 
 
@@ -74,6 +75,23 @@ def test_slow_networks_gain_by_compression(build):
     costs = build.compression(topk=(1e-5, 1e-9))
     summary = compared(_profile(build, costs), _network(build, 1e-4, 1e-7))
     assert summary.verdict.startswith("compress:")
+
+
+def test_steps_without_waiting_are_a_gain_too(build):
+    """However little DDP's buckets leave exposed."""
+    profile = _profile(build).model_copy(update={"waiting_s": 0.02})
+    network = _network(build, 0.0, 1e-12)
+    summary = compared(profile, network, local_steps=LocalSteps(every=4))
+    assert summary.verdict.startswith("meet less often: ")
+
+
+def test_what_merging_gains_must_be_worth_while_to_be_advised(build):
+    costs = build.compression(topk=(1e-5, 1e-9))
+    for alpha_s in np.geomspace(1e-5, 1e-3, 30):
+        summary = compared(_profile(build, costs), _network(build, alpha_s, 1e-10))
+        kind, _, rest = summary.verdict.partition(": ")
+        if kind == "merge only":
+            assert float(rest.split(" %")[0]) >= 1
 
 
 def test_an_extrapolation_is_named(build):

@@ -43,6 +43,14 @@ def test_what_scatters_independently_adds_up_in_squares(
     assert predicted.error_s == pytest.approx(added_s / P95_DEVIATIONS)
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_slower_computation_scatters_by_as_much_more(build, factor):
+    profile, network = scattered(build, compute=1.5)
+    slower = profile.slower(forward=factor, backward=factor)
+    error_s = planned(slower, network, solver="single").predicted.error_s
+    assert error_s == pytest.approx(factor * 0.2 / P95_DEVIATIONS)
+
+
 def test_of_documents_that_tell_no_scatter_none_is_known(build):
     profile = build.profile([0.1], [10])
     problem = make_problem(profile, build.network(4))

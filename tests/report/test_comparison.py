@@ -36,6 +36,12 @@ def test_a_loss_has_to_come_down():
     assert seconds_to(record, "accuracy", 0.1, falls=False) is None
 
 
+def test_the_time_to_what_a_resumed_run_reached_is_not_known():
+    resumed = run().model_copy(update={"steps": 12})
+    table = comparison([("whole", run()), ("resumed", resumed)], target=0.9)
+    assert list(table.columns[-1].cells) == ["200 ms", "-"]
+
+
 @pytest.mark.parametrize(
     ("metric", "first", "falls"),
     [

@@ -1,6 +1,8 @@
 """Steps that fail, or are refused: what all ranks then do alike."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -352,6 +354,39 @@ def test_no_other_thread_touches_what_the_program_may_take_away(method, share):
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("method", ["dense", "topk", "doublesqueeze"])
+def test_later_hooks_see_a_rank_s_own_gradient_and_what_they_make_of_it_is_not_used(
+    method, share
+):
+    def rank(transport):
+        model, alone, seen = Norm(), Norm(), []
+        loss_of(alone, transport.rank).backward()
+        plan = plan_for(model, 2, *trainings.METHODS[method])
+
+        def replace(parameter):
+            seen.append(parameter.grad.clone())
+            parameter.grad = torch.full_like(parameter, torch.nan)
+
+        with parallelize(
+            model, plan, transport=transport, gradient_as_bucket_view=share
+        ):
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(replace)
+            for _ in range(2):
+                seen.clear()
+                model.zero_grad()
+                loss_of(model, transport.rank).backward()
+                own = [parameter.grad for parameter in alone.parameters()]
+                for gradient in seen:
+                    assert any(torch.equal(gradient, each) for each in own)
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    means = run_ranks(2, rank)
+    assert equal_on_all(means)
+    assert all(mean.isfinite().all() for mean in means[0].values())
+
+
 def test_a_backward_that_failed_in_eval_mode_is_noticed():
     def loop(rank, model, engine, optimizer):
         model.eval()
@@ -368,23 +403,84 @@ def test_a_backward_that_failed_in_eval_mode_is_noticed():
     assert equal_on_all(run_ranks(2, trained, loop))
 
 
-@pytest.mark.parametrize("no_grad", [False, True])
-def test_a_backward_that_failed_is_noticed_in_an_evaluation(no_grad):
+EVALUATIONS = {
+    "with gradients": nullcontext,
+    "without": torch.no_grad,
+    "in inference mode": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("evaluating", EVALUATIONS.values(), ids=EVALUATIONS)
+def test_a_backward_that_failed_is_noticed_in_an_evaluation(evaluating):
     """An evaluation between two backwards of one step gives nothing up."""
     model = Norm()
     with parallelize(model, plan_for(model, 1), transport=LocalTransport()) as engine:
         fail_half_way(model)
         model.eval()
-        with torch.set_grad_enabled(not no_grad):
+        with evaluating():
             model(inputs())
         assert engine.skipped_steps == 1
         model.train()
         model.second(torch.ones(2, 4)).sum().backward()
         model.eval()
-        with torch.set_grad_enabled(not no_grad):
+        with evaluating():
             model(inputs())
         model.first(inputs()).sum().backward()
         assert (engine.step, engine.skipped_steps) == (2, 1)
+
+
+def test_a_forward_on_another_thread_gives_up_no_backward():
+    """Of who samples from the model, say, while it is trained."""
+
+    def rank(transport):
+        model, hidden = Norm(), []
+
+        def evaluate():
+            with torch.no_grad():
+                model(inputs())
+
+        def evaluate_beside(gradient):
+            with ThreadPoolExecutor(1) as other:
+                other.submit(evaluate).result()
+
+        with parallelize(
+            model, plan_for(model, 2), transport=transport, on_nonfinite="skip"
+        ) as engine:
+            keep = model.first.register_forward_hook(
+                lambda module, given, output: hidden.append(output)
+            )
+            loss = loss_of(model, transport.rank)
+            keep.remove()
+            hidden[0].register_hook(evaluate_beside)
+            loss.backward()
+            assert (engine.step, engine.skipped_steps) == (1, 0)
+
+    run_ranks(2, rank)
+
+
+def test_a_backward_that_failed_is_noticed_by_what_begins_another_step():
+    def loop(rank, model, engine, optimizer):
+        if rank == 0:
+            fail_half_way(model)
+        else:
+            loss_of(model, rank).backward()
+        engine.warm_up(0.5)
+        assert (engine.step, engine.skipped_steps) == (1, 1)
+
+    assert equal_on_all(run_ranks(2, trained, loop))
+
+
+def test_an_engine_is_not_closed_in_the_middle_of_an_exchange():
+    model = Norm()
+    with parallelize(
+        model,
+        plan_for(model, 1),
+        transport=LocalTransport(),
+        on_nonfinite="propagate",
+    ) as engine:
+        engine.on_reduced(lambda _: engine.close())
+        with pytest.raises(RunError, match="in the middle of an exchange"):
+            loss_of(model).backward()
 
 
 def test_a_backward_that_failed_without_a_forward_is_named():
