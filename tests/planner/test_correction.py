@@ -222,7 +222,7 @@ def test_slower_coding_is_not_taken_for_a_slower_link(kind, slower):
     timing = predict(plan, coding(slower), fast, asked).predicted.timing
     probe = Probe(300_000, link.fit.seconds(300_000))
     first, *costs = corrected(plan, coding(1.0), fast, timing, probe)
-    assert first.per_byte == pytest.approx(1.0, abs=0.3)
+    assert first.per_byte == pytest.approx(1.0, abs=0.35)
     assert (first.coding[kind or "dense"] > 1) == (slower > 1)
     second, *_ = corrected(plan, *costs, timing, probe)
     assert second.observed == pytest.approx((1.0,) * 3, abs=0.1)

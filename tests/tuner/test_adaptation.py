@@ -13,7 +13,9 @@ import torch
 from comm_plan.collectives.emulation import emulate
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction
+from comm_plan.planner.observed import Probe, Seen
 from comm_plan.planner.predict import predict
 from comm_plan.plans import EmulatedLink, LocalSteps
 from comm_plan.profiler import compression_costs
@@ -172,14 +174,18 @@ def test_what_is_expected_is_for_the_ranks_that_train():
         engine = Engine(Replay(PROFILE), plan, transport)
         adaptation = Adaptation(engine, PROFILE, many)
         proposal = adaptation._propose(
-            Correction(1.0, 1.0, 1.0, 1.0, observed=(1.0, 1.0, 1.0))
+            Seen(plan, plan.predicted.timing),
+            Probe(4, collective_curve(many, "allreduce", RANKS)(4)),
+            Correction(1.0, 1.0, 1.0, 1.0, observed=(1.0, 1.0, 1.0)),
         )
         adaptation.close()
         engine.close()
-        return adaptation._expected_s, proposal.expected_s, proposal.plan
+        found = proposal.expected_s, proposal.left, proposal.plan
+        return adaptation._expected_s, *found
 
-    for expected_s, again_s, proposed in run_ranks(RANKS, rank):
+    for expected_s, again_s, left, proposed in run_ranks(RANKS, rank):
         assert expected_s == pytest.approx(plan.predicted.iteration_s)
         assert again_s == pytest.approx(expected_s)
+        assert left == pytest.approx((1.0,) * 3)
         assert proposed.world_size == RANKS
         assert proposed.buckets == plan.buckets
