@@ -23,7 +23,7 @@ class Correction:
         latency: of what a message takes however short it is.
         per_byte: of what each byte adds.
         observed: what was seen directly: of computation, compression included, of all
-            that the buckets communicated, and of the probe, 1 without one. The others
+            that the buckets communicated, and of the probes, 1 without any. The others
             are what best explains these; where messages are much alike, they may be far
             off and explain them still.
         compression: of what compressing takes within backward, by kind.

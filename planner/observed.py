@@ -6,7 +6,7 @@ takes within it by one for each kind of compressor: plans that compress differen
 them apart. The link has two: of the latency and of the time per byte, for all
 collectives alike, since a slow link is slow for all of them. They are told by the
 buckets that are sent as they are, where there are any, for what these send is known,
-and by a probe. What others then take longer is put down to encoding and decoding, by
+and by probes. What others then take longer is put down to encoding and decoding, by
 one factor for each kind. Each message is seen at one size only, so the factors are
 least squares (of relative errors) over all plans and buckets; what these do not tell,
 such as the bandwidth where all messages are short, stays as it was. What the iterations
@@ -106,7 +106,7 @@ def correction(
     profile: Profile,
     network: Network,
     settings: Settings | None = None,
-    probe: Probe | None = None,
+    probes: Sequence[Probe] = (),
 ) -> Correction:
     """Return what runs say of the costs that were expected.
 
@@ -115,7 +115,7 @@ def correction(
         profile: the expected computation.
         network: the expected collectives.
         settings: what the plans were solved with.
-        probe: another observation of the link.
+        probes: other observations of the link.
 
     Raises:
         MismatchError: a plan's tensors are not the profile's.
@@ -128,10 +128,10 @@ def correction(
     probed = 1.0
     plain = np.array([spec_class(kind).lossless for kind in kinds])
     telling = messages[:, plain] if plain.any() else messages
-    if probe is not None:
-        extra = runs[0].probed(probe)
+    if probes:
+        extra = runs[0].probed(probes)
         telling = np.concatenate([telling, extra], axis=1)
-        probed = _ratio(probe.seconds, float(extra[:3].sum()))
+        probed = _ratio(float(extra[3].sum()), float(extra[:3].sum()))
     latency, per_byte = _link(telling)
     backward, compression = _computation(runs)
     found = Correction(
@@ -225,14 +225,15 @@ class _Run:
         _, solution = self._posed
         return [option.compressor.kind for option in solution.options]
 
-    def probed(self, probe: Probe) -> FloatArray:
-        """Return [4, 1]: the same of a probe."""
-        nbytes = np.array([probe.nbytes])
+    def probed(self, probes: Sequence[Probe]) -> FloatArray:
+        """Return [4, N]: the same of probes."""
+        nbytes = np.array([probe.nbytes for probe in probes])
         problem, _ = self._posed
         quick, _ = self._posed_without_volume
         latency_s = quick.prices.curve("allreduce")(nbytes)
         both_s = problem.prices.curve("allreduce")(nbytes)
-        return np.stack([latency_s, both_s - latency_s, [0.0], [probe.seconds]])
+        took_s = np.array([probe.seconds for probe in probes])
+        return np.stack([latency_s, both_s - latency_s, 0 * took_s, took_s])
 
     def lasts_s(self, corrected: Correction) -> float:
         """Return an iteration at ``corrected`` costs."""
@@ -261,7 +262,7 @@ def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
 def _link(messages: FloatArray) -> tuple[float, float]:
     """Return the factors of latency and of the time per byte that fit best.
 
-    Of messages alike, a third one of coding is what explains them with the probe.
+    Of messages alike, a third one of coding is what explains them with the probes.
 
     Args:
         messages: [4, N] as of :meth:`_Run.messages`.

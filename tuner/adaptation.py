@@ -1,19 +1,22 @@
 """A plan that follows the network: measure while training, solve again, swap.
 
 Every :data:`~comm_plan.runtime.drift.WINDOW` steps the ranks share when their buckets
-travelled, and time an all-reduce that is just long enough to show the bandwidth, for
-which compressed messages may be too short. If something takes longer than expected, or
-less long, for some windows in a row, rank 0 corrects the costs and solves again, on a
-thread of its own while training goes on. At the end of a later window all ranks swap
-the plan together, if by the corrected costs the new one is enough faster, or as fast
-and leaves out enough less; if not, the corrected costs are what is expected from then
-on, and what they leave unexplained. So each change of the network is answered once.
+travelled, and time two all-reduces: of one element, and of so many that they show the
+bandwidth, for which compressed messages may be too short. If something takes longer
+than expected, or less long, for some windows in a row, rank 0 corrects the costs and
+solves again, on a thread of its own while training goes on. At the end of a later
+window all ranks swap the plan together, if by the corrected costs the new one is enough
+faster, or as fast and leaves out enough less; if not, the corrected costs are what is
+expected from then on, and what they leave unexplained. So each change of the network is
+answered once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -37,10 +40,10 @@ GENTLER = 1.5
 """A plan that is as fast must send so much more of the gradients, or the old stays."""
 
 PROBES = 3
-"""All-reduces that are timed at the end of a window."""
+"""All-reduces of each size that are timed at the end of a window."""
 
 PROBE_NBYTES = (2**14, 2**20)
-"""The shortest and the longest of them."""
+"""The least and the most bytes of those that are to show the bandwidth."""
 
 AS_EXPECTED = (1.0, 1.0, 1.0)
 """What is observed where all takes as long as expected."""
@@ -94,10 +97,11 @@ class Adaptation:
             )
         self._engine = engine
         self._profile, self._network = profile, network
-        self._probe = torch.zeros(
-            _probe_numel(profile, network, engine.transport.world_size),
-            device=engine.transport.device,
-        )
+        balanced = _balanced_numel(profile, network, engine.transport.world_size)
+        self._probed = [
+            torch.zeros(numel, device=engine.transport.device)
+            for numel in (1, balanced)
+        ]
         self._expected_s = _predicted_s(self._predicted(profile, network))
         self._drift = Drift()
         self._left: tuple[float, ...] = AS_EXPECTED
@@ -126,7 +130,7 @@ class Adaptation:
             self._end_window()
 
     def _end_window(self) -> None:
-        seen = median_timing(self._window), self._time_probe()
+        seen = median_timing(self._window), self._time_probes()
         self._steps, self._window = 0, []
         ranks = self._engine.transport
         every_rank = ranks.gather_objects(seen)
@@ -134,37 +138,45 @@ class Adaptation:
         if ranks.rank == 0:
             proposal = self._proposed()
             if proposal is None and self._solving is None:
-                timings, probes = zip(*every_rank, strict=True)
+                timings, probes_s = zip(*every_rank, strict=True)
                 if None not in timings:
-                    self._observe(of_all_ranks(timings), min(probes))
+                    least_s = map(min, zip(*probes_s, strict=True))
+                    self._observe(of_all_ranks(timings), list(least_s))
         agreed: _Proposal | None = ranks.broadcast_object(proposal)
         if agreed is not None:
             self._take(agreed)
 
-    def _time_probe(self) -> float:
-        """Return the least seconds of some all-reduces, of which none is far off."""
+    def _time_probes(self) -> list[float]:
+        """Return the least seconds of some all-reduces of each size."""
         ranks = self._engine.transport
-        return min(
-            elapsed_s(ranks, lambda: ranks.all_reduce(self._probe))
-            for _ in range(PROBES)
-        )
+        return [
+            min(
+                elapsed_s(ranks, partial(ranks.all_reduce, probed))
+                for _ in range(PROBES)
+            )
+            for probed in self._probed
+        ]
 
-    def _observe(self, timing: Timing, probe_s: float) -> None:
+    def _observe(self, timing: Timing, probes_s: Sequence[float]) -> None:
         """Begin to solve again if a drift has lasted (rank 0)."""
-        seen = Seen(self._engine.plan, timing), Probe(self._probe.nbytes, probe_s)
+        each = zip(self._probed, probes_s, strict=True)
+        probes = [Probe(probed.nbytes, seconds) for probed, seconds in each]
+        seen = Seen(self._engine.plan, timing), probes
         changed = self._correction(*seen, self._profile, self._network)
-        each = zip(changed.observed, self._left, strict=True)
-        if not self._drift.outlasts([factor / left for factor, left in each]):
+        both = zip(changed.observed, self._left, strict=True)
+        if not self._drift.outlasts([factor / left for factor, left in both]):
             return
         self._drift.forget()
         self._solving = self._solver.submit(self._propose, *seen, changed)
 
     def _correction(
-        self, seen: Seen, probe: Probe, profile: Profile, network: Network
+        self, seen: Seen, probes: list[Probe], profile: Profile, network: Network
     ) -> Correction:
-        return correction([seen], profile, network, self._settings, probe)
+        return correction([seen], profile, network, self._settings, probes)
 
-    def _propose(self, seen: Seen, probe: Probe, changed: Correction) -> _Proposal:
+    def _propose(
+        self, seen: Seen, probes: list[Probe], changed: Correction
+    ) -> _Proposal:
         profile = changed.profile(self._profile)
         network = changed.network(self._network)
         ranks = self._engine.transport.world_size
@@ -172,7 +184,7 @@ class Adaptation:
             profile=profile,
             network=network,
             expected_s=_predicted_s(self._predicted(profile, network)),
-            left=self._correction(seen, probe, profile, network).observed,
+            left=self._correction(seen, probes, profile, network).observed,
             plan=replan(self._engine.plan, profile, network, ranks),
             reason=_reason(changed),
         )
@@ -241,7 +253,7 @@ def _predicted_s(plan: Plan) -> float:
     return plan.predicted.iteration_s
 
 
-def _probe_numel(profile: Profile, network: Network, world_size: int) -> int:
+def _balanced_numel(profile: Profile, network: Network, world_size: int) -> int:
     """Return the elements whose all-reduce is half latency, as was expected at first.
 
     Between :data:`PROBE_NBYTES`, and no longer than the model.

@@ -39,8 +39,8 @@ def planned(profile, network, solver="wfbp"):
     return solve(make_problem(profile, network, SETTINGS), solver)
 
 
-def corrected(plan, profile, network, timing, probe=None):
-    change = correction([Seen(plan, timing)], profile, network, SETTINGS, probe)
+def corrected(plan, profile, network, timing, *probes):
+    change = correction([Seen(plan, timing)], profile, network, SETTINGS, probes)
     return change, change.profile(profile), change.network(network)
 
 
@@ -220,11 +220,12 @@ def test_slower_coding_is_not_taken_for_a_slower_link(kind, slower):
     asked = Settings(tolerance=0.0, compressor=method)
     plan = solve(make_problem(coding(1.0), fast, asked), "wfbp")
     timing = predict(plan, coding(slower), fast, asked).predicted.timing
-    probe = Probe(300_000, link.fit.seconds(300_000))
-    first, *costs = corrected(plan, coding(1.0), fast, timing, probe)
-    assert first.per_byte == pytest.approx(1.0, abs=0.35)
+    probes = [Probe(nbytes, link.fit.seconds(nbytes)) for nbytes in (4, 300_000)]
+    first, *costs = corrected(plan, coding(1.0), fast, timing, *probes)
+    assert first.latency == pytest.approx(1.0, abs=0.1)
+    assert first.per_byte == pytest.approx(1.0, abs=0.3)
     assert (first.coding[kind or "dense"] > 1) == (slower > 1)
-    second, *_ = corrected(plan, *costs, timing, probe)
+    second, *_ = corrected(plan, *costs, timing, *probes)
     assert second.observed == pytest.approx((1.0,) * 3, abs=0.1)
 
 

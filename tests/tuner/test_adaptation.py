@@ -18,7 +18,6 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen
 from comm_plan.planner.predict import predict
 from comm_plan.plans import EmulatedLink, LocalSteps
-from comm_plan.profiler import compression_costs
 from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
@@ -27,7 +26,7 @@ from comm_plan.tuner.adaptation import Adaptation
 from comm_plan.workloads.replay import Replay
 
 RANKS = 3
-FAST = EmulatedLink(bytes_per_s=42e6, latency_s=3e-3)
+FAST = EmulatedLink(bytes_per_s=84e6, latency_s=3e-3)
 SLOW = EmulatedLink(bytes_per_s=4.2e6, latency_s=3e-3)
 SETTINGS = Settings(allow=("dense", "topk"), max_ratio=100.0)
 WITHIN = 50
@@ -38,7 +37,7 @@ PROFILE = documents.profile(
     [15e-3] * 6,
     [60_000] * 6,
     forward_s=30e-3,
-    compression=compression_costs(60_000, kinds=["topk"], densities=[0.1, 0.01]),
+    compression=documents.compression(topk=(2e-4, 1e-9)),
 )
 
 
@@ -175,7 +174,7 @@ def test_what_is_expected_is_for_the_ranks_that_train():
         adaptation = Adaptation(engine, PROFILE, many)
         proposal = adaptation._propose(
             Seen(plan, plan.predicted.timing),
-            Probe(4, collective_curve(many, "allreduce", RANKS)(4)),
+            [Probe(4, collective_curve(many, "allreduce", RANKS)(4))],
             Correction(1.0, 1.0, 1.0, 1.0, observed=(1.0, 1.0, 1.0)),
         )
         adaptation.close()
