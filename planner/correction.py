@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from comm_plan.planner.curve import measured
 from comm_plan.plans.compression import spec_class
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
-from comm_plan.plans.profile import CompressionCost, Profile, SecondMoments
+from comm_plan.plans.profile import Profile, SecondMoments
 
 _FREE_S = 1e-12  # a sample is above 0
 
@@ -62,8 +62,9 @@ class Correction:
         waiting_s = profile.waiting_s * self.forward + self.waiting_s
         compression = {
             kind: tuple(
-                _slower(
-                    cost, self.compression.get(kind, 1.0), self.coding.get(kind, 1.0)
+                cost.longer(
+                    compress=self.compression.get(kind, 1.0),
+                    coding=self.coding.get(kind, 1.0),
                 )
                 for cost in costs
             )
@@ -96,21 +97,6 @@ class Correction:
     def network(self, network: Network) -> Network:
         """Return ``network`` with collectives as slow as they were."""
         return stretched(network, self.latency, self.per_byte)
-
-
-def _slower(cost: CompressionCost, compress: float, coding: float) -> CompressionCost:
-    """Return ``cost`` with what delays backward, and what messages, so much longer."""
-    another_s = cost.another_s
-    return cost.model_copy(
-        update={
-            "compress_s": cost.compress_s * compress,
-            "momentum_s": cost.momentum_s * compress,
-            "encode_s": cost.encode_s * coding,
-            "momentum_encode_s": cost.momentum_encode_s * coding,
-            "decompress_s": cost.decompress_s * coding,
-            "another_s": None if another_s is None else another_s * coding,
-        }
-    )
 
 
 def stretched(network: Network, latency: float, per_byte: float) -> Network:

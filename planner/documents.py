@@ -11,6 +11,7 @@ from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
 from comm_plan.planner.collective_cost import best_bus_bandwidth, bus_rate
+from comm_plan.planner.order import sending_order
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Compute, Schedule, lower_bound_s
@@ -48,6 +49,8 @@ def make_problem(
         _check_patterns(profile, patterns)
     if settings.local_steps is not None:
         _check_whole(profile)
+    given, tensors = profile, sending_order(profile.tensors)
+    profile = given.model_copy(update={"tensors": tensors})
     prices = Prices(
         profile,
         network,
@@ -56,7 +59,6 @@ def make_problem(
         settings.algorithm,
         settings.momentum_correction,
     )
-    tensors = profile.tensors
     problem = Problem(
         compute=Compute.of(profile, ranks, settings.round_steps),
         nbytes=np.array([_nbytes(tensor, ranks) for tensor in tensors]),
@@ -66,6 +68,7 @@ def make_problem(
         assigned=(prices.dense,) * len(tensors),
         prices=prices,
         settings=settings,
+        given=given,
     )
     if settings.compressor is None:
         return problem
@@ -121,7 +124,9 @@ def to_plan(
                 timing=_timing(problem.compute, schedule),
                 error_s=error_s and error_s / settings.round_steps,
             ),
-            inputs=Inputs(profile_sha256=profile.sha256, network_sha256=network.sha256),
+            inputs=Inputs(
+                profile_sha256=problem.given.sha256, network_sha256=network.sha256
+            ),
             emulated_link=network.emulated_link,
             momentum_correction=settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
@@ -182,7 +187,9 @@ def dense_lower_bound_s(problem: Problem) -> float:
         prices = problem.prices
         carried = bus_rate("allreduce", prices.curve("allreduce"), ranks)
         link = max(best_bus_bandwidth(prices.network), carried)
-    return lower_bound_s(problem.plain.compute, problem.nbytes, ranks, link)
+    compute = Compute.of(problem.given, ranks)
+    nbytes = np.array([_nbytes(tensor, ranks) for tensor in problem.given.tensors])
+    return lower_bound_s(compute, nbytes, ranks, link)
 
 
 def _check_whole(profile: Profile) -> None:

@@ -261,7 +261,7 @@ class Prices:
         if tensor.rows is not None:
             return False
         if self.dense_layers is None:
-            last = self.profile.tensors[0].layer
+            last = min(self.profile.tensors, key=lambda each: each.ready_s).layer
             kept = spec.keeps_last_layer and tensor.layer == last
         else:
             names = (tensor.layer, tensor.name)

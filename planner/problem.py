@@ -28,6 +28,7 @@ from comm_plan.plans.plan import Plan
 
 if TYPE_CHECKING:
     from comm_plan.planner.prices import Prices
+    from comm_plan.plans.profile import Profile
 
 DDP_CAPS = (1 << 20, 25 << 20)
 HOROVOD_CAPS = (128 << 20,)
@@ -178,7 +179,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One model on one network. L tensors in ready order.
+    """One model on one network. L tensors in the order in which they are sent.
 
     Attributes:
         compute: when gradients are ready.
@@ -190,6 +191,7 @@ class Problem:
         assigned: [L] how each tensor travels unless the solver decides.
         prices: what any compressor and collective cost here.
         settings: what the user asked for.
+        given: the profile as it was given, in ready order.
     """
 
     compute: Compute
@@ -200,6 +202,7 @@ class Problem:
     assigned: tuple[Option, ...]
     prices: Prices
     settings: Settings
+    given: Profile
 
     def __len__(self) -> int:
         """Return L."""
@@ -207,7 +210,7 @@ class Problem:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The ranges within which buckets are chosen, in ready order."""
+        """The ranges within which buckets are chosen, in the order of sending."""
 
         def kind(index: int) -> tuple[str, int]:
             return self.dtypes[index], id(self.assigned[index])

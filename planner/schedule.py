@@ -70,10 +70,12 @@ class Compute:
 
         One rank waits for nobody, however many were profiled. It is the computation
         between two exchanges: of ``local_steps`` iterations, if there are several.
+        What is sent behind other gradients is ready no earlier than they are.
         """
         waiting_s = profile.waiting_s if world_size > 1 else 0.0
         begin_s = waiting_s + profile.forward_s
-        ready_s = begin_s + np.array([tensor.ready_s for tensor in profile.tensors])
+        each_s = np.array([tensor.ready_s for tensor in profile.tensors])
+        ready_s = begin_s + np.maximum.accumulate(each_s)
         each = cls(
             ready_s=ready_s,
             backward_end_s=max(begin_s + profile.backward_s, float(ready_s[-1])),

@@ -1,17 +1,19 @@
 """Fusion by size, as PyTorch DDP and Horovod do it: close a bucket at a cap.
 
-Tensors are added in ready order, and a bucket is closed as soon as it has *reached* its
-cap, the tensor that does it included; so a bucket may be larger than its cap. Each
+Tensors are added as they are sent, and a bucket is closed as soon as it has *reached*
+its cap, the tensor that does it included; so a bucket may be larger than its cap. Each
 dtype has its own sequence of caps, of which the last one stays.
 
 - ``ddp``: 1 MiB for the first bucket of a dtype, then 25 MiB: torch's defaults, applied
   to the order in which DDP rebuilds its buckets after the first iteration.
 - ``horovod``: 128 MiB, Horovod's default fusion buffer.
 
-Differences from the peers: DDP keeps a bucket open across tensors of another dtype,
-here a bucket ends where the dtype changes and the dtype's cap stays where it was.
-Horovod also sends whatever is ready after each cycle time and never overfills its
-buffer; that depends on run-time races and is left out.
+Where dtypes alternate, :mod:`comm_plan.planner.order` brings together what DDP would.
+
+Differences from the peers: where each dtype comes in one stretch, what is left of it is
+sent when the next begins, which DDP does at the end of backward. Horovod also sends
+whatever is ready after each cycle time and never overfills its buffer; that depends on
+run-time races and is left out.
 """
 
 from __future__ import annotations

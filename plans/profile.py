@@ -160,6 +160,20 @@ class CompressionCost(Value):
         decode_s = self.decompress_s + (decoded - 1) * another_s
         return encoded * encode_s + decode_s
 
+    def longer(self, *, compress: float = 1.0, coding: float = 1.0) -> Self:
+        """Return the cost with what delays backward, and the thread, so much longer."""
+        another_s = self.another_s
+        return self.model_copy(
+            update={
+                "compress_s": self.compress_s * compress,
+                "momentum_s": self.momentum_s * compress,
+                "encode_s": self.encode_s * coding,
+                "momentum_encode_s": self.momentum_encode_s * coding,
+                "decompress_s": self.decompress_s * coding,
+                "another_s": None if another_s is None else another_s * coding,
+            }
+        )
+
 
 class Spread(Value):
     """5th and 95th percentiles of a measured time over the iterations."""

@@ -154,19 +154,7 @@ def _as_seen(
             thread_s += seconds
             told_s += float(np.interp(math.log(density), np.log(densities), at))
     longer = times_as_long(thread_s, told_s)
-    return tuple(
-        cost.model_copy(
-            update={
-                "encode_s": cost.encode_s * longer,
-                "decompress_s": cost.decompress_s * longer,
-                "another_s": None
-                if cost.another_s is None
-                else cost.another_s * longer,
-                "momentum_encode_s": cost.momentum_encode_s * longer,
-            }
-        )
-        for cost in costs
-    )
+    return tuple(cost.longer(coding=longer) for cost in costs)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,21 @@ def test_ddp_preset_makes_the_buckets_of_torch(build, numels):
     assert _buckets(build, numels) == expected
 
 
+SIZES = st.tuples(st.integers(1, 9 << 20), st.sampled_from(["float32", "bfloat16"]))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=30))
+def test_dtypes_that_alternate_are_sent_in_the_buckets_of_torch_too(build, sizes):
+    """Torch leaves open in which order those are sent that were never full."""
+    dist = pytest.importorskip("torch.distributed")
+    torch = pytest.importorskip("torch")
+    tensors = [torch.empty(n, dtype=getattr(torch, d), device="meta") for n, d in sizes]
+    expected, _ = dist._compute_bucket_assignment_by_size(
+        tensors, [1 << 20, 25 << 20], [False] * len(tensors), list(range(len(tensors)))
+    )
+    assert sorted(_buckets(build, *zip(*sizes, strict=True))) == sorted(expected)
+
+
 def test_each_dtype_has_its_own_small_first_bucket(build):
     mebi = 1 << 20
     dtypes = ["float32"] * 3 + ["float16"] * 3
