@@ -45,8 +45,10 @@ def test_a_sparse_gradient_stays_between_those_before_and_after_it(build):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_dtypes_that_alternate_share_messages(build, solver):
     """And are ready when the last of them is; the plan names the profile as given."""
-    profile = alternating(build)
-    network = build.network(4, allreduce=build.fit((0, 1e-3, 1e-9)))
+    costs = build.compression(topk=(1e-6, 1e-10), model_topk=(1e-6, 1e-10))
+    profile = alternating(build, compression=costs)
+    line = build.fit((0, 1e-3, 1e-9))
+    network = build.network(4, allreduce=line, allgather=line)
     problem = make_problem(profile, network)
     plan = solve(problem, solver)
     if solver != "wfbp":
