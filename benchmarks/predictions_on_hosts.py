@@ -8,8 +8,8 @@ Between them the computation is timed as the profiler does: by how much it has c
 since is the machine's doing, no prediction's, and it is said how far off they would be
 if it had been profiled at the speed of the rounds. ``--rate none`` leaves the links
 unlimited. Needs root on Linux. Plans that are the same run as one and share its
-figures. Writes a table (Markdown), the figures, the profile and the network (JSON) to
-``benchmarks/results``.
+figures. Writes a table (Markdown), the figures, the profile, the network and what
+the tuning tried (JSON) to ``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -224,16 +224,11 @@ def at_rounds_speed(
     return found
 
 
-def tuning_advice(path: Path) -> str | None:
-    """Return what the tuning said whose document is at ``path``, if there is one."""
-    return Tuning.load(path).advice if path.exists() else None
-
-
 def tuned_sentence(
-    rows: list[tables.Line], times: dict[str, list[float]], advice: str | None
+    rows: list[tables.Line], times: dict[str, list[float]], tuning: Tuning | None
 ) -> str:
     """Return how the tuned plan compares with the best of all, "" without a tuning."""
-    if advice is None:
+    if tuning is None:
         return ""
     best = rows[0]
     tuned_s = next(row.measured_s for row in rows if row.name == TUNED)
@@ -241,7 +236,7 @@ def tuned_sentence(
     return (
         f"- The tuned plan takes {tuned_s / best.measured_s - 1:.1%} longer than the "
         f"fastest of all, {best.name} (95 % of resampled iterations: {low - 1:+.1%} to "
-        f"{high - 1:+.1%}). `tune` said: {advice}.\n"
+        f"{high - 1:+.1%}). `tune` said: {tuning.advice}.\n"
     )
 
 
@@ -277,7 +272,8 @@ def main() -> None:
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
         steady = at_rounds_speed(rows, loaded, (profile, network), rounds_s)
-        advice = tuning_advice(folder / TUNED / "tuning.json")
+        evidence = folder / TUNED / "tuning.json"
+        tuning = Tuning.load(evidence) if evidence.exists() else None
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
     size = f"{arguments.hosts}x{arguments.rate}"
@@ -292,7 +288,7 @@ def main() -> None:
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
-        f"{tuned_sentence(rows, seconds, advice)}"
+        f"{tuned_sentence(rows, seconds, tuning)}"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "
@@ -304,8 +300,13 @@ def main() -> None:
         f"{tables.error_sentence(steady)}.\n"
         f"- {same_sentence(loaded)}",
     ]
-    profile.save(tables.RESULTS / f"profile-{arguments.workload}-{size}.json")
-    network.save(tables.RESULTS / f"network-{arguments.workload}-{size}.json")
+    for kind, document in {
+        "profile": profile,
+        "network": network,
+        "tuning": tuning,
+    }.items():
+        if document is not None:
+            document.save(tables.RESULTS / f"{kind}-{arguments.workload}-{size}.json")
     print(
         tables.save(
             f"predictions-{arguments.workload}-{size}",
