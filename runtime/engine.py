@@ -784,10 +784,8 @@ class Engine(Joinable):
         if not self._current.forward_pending:
             self._enter_step()
         self._buffers.touched = True
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # whoever asks, an evaluation
+        # Whoever asks, as an evaluation may: what is made here lasts.
+        with torch.inference_mode(False), torch.no_grad():
             self._end_step(self._current.give_up, late=late)
 
     def _check_refusable(self) -> None:
