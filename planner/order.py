@@ -35,14 +35,17 @@ def _together(tensors: Sequence[TensorTiming]) -> Iterator[TensorTiming]:
         yield from tensors
         return
     filled: dict[str, list[tuple[int, TensorTiming]]] = defaultdict(list)
+    held: dict[str, int] = defaultdict(int)
     closed: dict[str, int] = defaultdict(int)
     for number, tensor in enumerate(tensors):
         bucket = filled[tensor.dtype]
         bucket.append((number, tensor))
+        held[tensor.dtype] += tensor.nbytes
         cap = DDP_CAPS[min(closed[tensor.dtype], len(DDP_CAPS) - 1)]
-        if sum(each.nbytes for _, each in bucket) >= cap:
+        if held[tensor.dtype] >= cap:
             yield from (each for _, each in bucket)
             bucket.clear()
+            held[tensor.dtype] = 0
             closed[tensor.dtype] += 1
     for bucket in sorted(filter(None, filled.values()), key=lambda each: each[-1][0]):
         yield from (each for _, each in bucket)

@@ -255,14 +255,18 @@ class Prices:
         lengths, rows = ranks * LENGTH_NBYTES, ranks * tensor.rows_nbytes
         return float(curve(np.array(lengths)) + curve(np.array(rows)))
 
+    @cached_property
+    def _last_layer(self) -> str:
+        """The layer whose gradient is ready first, whenever it is sent."""
+        return min(self.profile.tensors, key=lambda each: each.ready_s).layer
+
     def _allowed(self, spec: Spec, tensor: TensorTiming) -> bool:
         if spec.lossless:
             return True
         if tensor.rows is not None:
             return False
         if self.dense_layers is None:
-            last = min(self.profile.tensors, key=lambda each: each.ready_s).layer
-            kept = spec.keeps_last_layer and tensor.layer == last
+            kept = spec.keeps_last_layer and tensor.layer == self._last_layer
         else:
             names = (tensor.layer, tensor.name)
             kept = any(fnmatchcase(n, p) for p in self.dense_layers for n in names)
