@@ -8,7 +8,8 @@ from the same initial parameters on the same batches for the same number of step
     python -m comm_plan.benchmarks.accuracy measure char-lm
     python -m comm_plan.benchmarks.accuracy table
 
-The ranks are processes of this host with one thread each, on gloo or MPI. They start
+The ranks are processes of this host with one thread each, on gloo or MPI; their tensors
+are on the CPU or on a GPU that they share (``--device cuda``). They start
 once for each seed and train the plans one after the other, each with a fresh workload,
 by the function that ``comm-plan train`` calls. Plans and every finished run are written
 to ``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so
@@ -92,6 +93,7 @@ def measure(
     seeds: Sequence[int],
     file: Path,
     backend: str,
+    device: str,
 ) -> None:
     """Train what ``file`` does not hold yet, and add it there."""
     results = Results(file)
@@ -105,6 +107,7 @@ def measure(
             "steps": steps,
             "seed": seed,
             "backend": backend,
+            "device": device,
             "variants": {
                 name: asdict(variant)
                 for name, variant in chosen.items()
@@ -145,7 +148,7 @@ def ranks(jobs: Path, file: Path) -> None:
     torch.set_num_threads(1)
     asked, results = json.loads(jobs.read_text()), Results(file)
     plans, task = results.plans, TASKS[asked["workload"]]
-    with connect(asked["backend"]) as transport:
+    with connect(asked["backend"], device=asked["device"]) as transport:
         for name, fields in asked["variants"].items():
             variant = Variant(**fields)
             options = options_for(variant, asked["steps"], asked["seed"])
@@ -250,6 +253,7 @@ def parsed() -> argparse.Namespace:
         )
         sub.add_argument("--steps", type=int, help="default: the task's")
         sub.add_argument("--backend", choices=("gloo", "mpi"), default="gloo")
+        sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     every["measure"].add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     sub = verbs.add_parser("ranks")
     sub.add_argument("jobs", type=Path)
@@ -277,7 +281,8 @@ def main() -> None:
     part = "" if arguments.verb == "measure" else "tuning-"
     file = arguments.results / f"accuracy-{part}{arguments.workload}-{steps}.json"
     seeds = arguments.seeds if arguments.verb == "measure" else (TUNING_SEED,)
-    measure(arguments.workload, chosen, steps, seeds, file, arguments.backend)
+    where = arguments.backend, arguments.device
+    measure(arguments.workload, chosen, steps, seeds, file, *where)
 
 
 if __name__ == "__main__":

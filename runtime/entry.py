@@ -68,12 +68,12 @@ def parallelize(
         MismatchError: the plan does not fit the model or the run, or ranks differ.
     """
     plan = as_plan(plan)
+    parameters = trainable(model).values()
+    device = next((parameter.device for parameter in parameters), None)
     if process_group is not None:
-        from comm_plan.transports.distributed import TorchTransport
+        from comm_plan.transports.distributed import over
 
-        transport = TorchTransport(process_group).watched()
+        transport = over(process_group, device)
     if transport is None:
-        parameters = trainable(model).values()
-        device = next((parameter.device for parameter in parameters), None)
         transport = current_transport(plan.backend, device)
     return Engine(model, plan, transport, **options)

@@ -1,4 +1,8 @@
-"""Gloo and NCCL through torch.distributed."""
+"""Gloo and NCCL through torch.distributed.
+
+Gloo stages what is on a GPU in main memory itself, but for messages between two ranks,
+whose memory it takes for the host's; those are staged here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +38,7 @@ from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import Place
 from comm_plan.transports.rendezvous import rendezvous
 from comm_plan.transports.settings import debugging, difference
+from comm_plan.transports.staging import on_cpu
 from comm_plan.transports.watch import Watch
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -140,25 +145,38 @@ class TorchTransport(Transport):
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, blocking."""
         with _named(f"send to rank {to}"):
-            dist.send(tensor, dst=self._in_world[to], group=self._group)
+            dist.send(self._sent(tensor), self._in_world[to], group=self._group)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Receive, blocking."""
-        with _named(f"receive from rank {source}"):
-            dist.recv(tensor, src=self._in_world[source], group=self._group)
+        with (
+            _named(f"receive from rank {source}"),
+            self._filled(tensor) as buffer,
+        ):
+            dist.recv(buffer, src=self._in_world[source], group=self._group)
 
     def exchange(
         self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
     ) -> None:
         """Send and receive at once."""
         target, origin = self._in_world[to], self._in_world[source]
-        with _named(f"exchange with ranks {to} and {source}"):
+        with (
+            _named(f"exchange with ranks {to} and {source}"),
+            self._filled(received) as buffer,
+        ):
             both = [
-                dist.P2POp(dist.isend, tensor, target, self._group),
-                dist.P2POp(dist.irecv, received, origin, self._group),
+                dist.P2POp(dist.isend, self._sent(tensor), target, self._group),
+                dist.P2POp(dist.irecv, buffer, origin, self._group),
             ]
             for work in dist.batch_isend_irecv(both):
                 work.wait()
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if self.backend == "gloo" else tensor
+
+    def _filled(self, tensor: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+        """Lend what the engine writes a message to that is to be in ``tensor``."""
+        return on_cpu(tensor) if self.backend == "gloo" else nullcontext(tensor)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -263,10 +281,20 @@ def joined(here: Place, device: torch.device | None = None) -> Transport | None:
 
     The watch over its ranks begins with the first call, of all of them.
     """
-    if not dist.is_initialized():
-        return None
+    return over(None, device) if dist.is_initialized() else None
+
+
+def over(
+    group: dist.ProcessGroup | None, device: torch.device | None
+) -> TorchTransport:
+    """Return the transport of a group of torch, watched over.
+
+    Args:
+        group: None: the default one.
+        device: where the tensors live, if it is known.
+    """
     on_cuda = device is not None and device.type == "cuda"
-    return TorchTransport(device=device if on_cuda else None).watched()
+    return TorchTransport(group, device=device if on_cuda else None).watched()
 
 
 @contextmanager

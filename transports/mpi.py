@@ -29,6 +29,7 @@ from comm_plan.transports.calls import Calls
 from comm_plan.transports.links import address_of_rank_0
 from comm_plan.transports.liveness import Liveness
 from comm_plan.transports.ranks import RANK_0_FIRST_S, Place
+from comm_plan.transports.staging import on_cpu
 
 try:
     from mpi4py import MPI
@@ -75,7 +76,7 @@ class MpiTransport(Transport):
         if tensor.dtype in _HALF:
             self._reduce_half(tensor, operation)
             return
-        with self._named("all-reduce"), _on_cpu(tensor) as buffer:
+        with self._named("all-reduce"), _array_on_cpu(tensor) as buffer:
             self._comm.Allreduce(MPI.IN_PLACE, buffer, op=_OPERATIONS[operation])
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -282,16 +283,14 @@ def _raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 @contextmanager
-def _on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[Any]]:
+def _array_on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[Any]]:
     """Lend ``tensor`` as a NumPy array that is written back."""
-    staged = tensor.detach().cpu()
-    yield staged.numpy()
-    if staged.device != tensor.device:
-        tensor.copy_(staged)
+    with on_cpu(tensor) as staged:
+        yield staged.numpy()
 
 
 @contextmanager
 def _bytes_on_cpu(tensor: torch.Tensor) -> Iterator[npt.NDArray[np.uint8]]:
     """Lend the bytes of ``tensor``, written back."""
-    with _on_cpu(tensor.view(torch.uint8)) as buffer:
+    with _array_on_cpu(tensor.view(torch.uint8)) as buffer:
         yield buffer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from comm_plan.collectives.spardl import distances
 from comm_plan.tests.collectives.test_gtopk import slots, sparse_message, top, total
-from comm_plan.tests.support.engines import ENGINES
+from comm_plan.tests.support.engines import ANYWHERE
 from comm_plan.tests.support.harness import real_ranks, run_ranks
 from comm_plan.tests.support.rank_programs import Recorder, aggregate
 
@@ -70,7 +70,7 @@ def test_the_result_is_the_definition_and_nothing_is_lost(codecs):
     check(run_ranks, codecs)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ANYWHERE)
 @given(cases())
 @settings(max_examples=30)
 def test_real_engines_give_the_definition_and_lose_nothing(engine, codecs):

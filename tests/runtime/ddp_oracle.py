@@ -1,6 +1,7 @@
 """Runs as one rank: trains each scenario under DDP and under the engine, compares.
 
-Started by test_engine.py on several ranks. Prints, on rank 0, a JSON object: scenario
+Started by test_engine.py on several ranks, and by test_cuda.py on those of a GPU
+(``TEST_DEVICE``, ``TEST_BACKEND``). Prints, on rank 0, a JSON object: scenario
 -> "same", "close" or a description of the difference.
 """
 
@@ -32,6 +33,8 @@ from comm_plan.transports.distributed import TorchTransport, _timeout_of
 STEPS = 4
 BATCH = 6
 TIMEOUT = timedelta(minutes=7)
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+BACKEND = os.environ.get("TEST_BACKEND", "gloo")
 
 
 def mlp():
@@ -163,7 +166,11 @@ def plan_for(model, world_size, tensors_each=2):
 
 def data(rank, step, width=8):
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(BATCH, width, generator=generator)
+    return torch.randn(BATCH, width, generator=generator).to(DEVICE)
+
+
+def over_all_ranks():
+    return TorchTransport(device=DEVICE)
 
 
 def value(output):
@@ -391,13 +398,13 @@ SCENARIOS = {
 
 def outcome(make, step_function, unused=False):
     torch.manual_seed(dist.get_rank())  # ranks start apart: rank 0's must win
-    mine = make()
+    mine = make().to(DEVICE)
     torch.manual_seed(0)
     theirs = DistributedDataParallel(copy.deepcopy(mine), find_unused_parameters=unused)
     ours = mine
     plan = plan_for(ours, dist.get_world_size())
     engine = parallelize(
-        ours, plan, transport=TorchTransport(), find_unused_parameters=unused
+        ours, plan, transport=over_all_ranks(), find_unused_parameters=unused
     )
     their_optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     our_optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
@@ -429,11 +436,11 @@ def compare(theirs, ours):
 def no_parameter_used_on_one_rank():
     """Rank 0's loss reaches no parameter; its optimizer step must still take part."""
     torch.manual_seed(0)
-    model = mlp()
+    model = mlp().to(DEVICE)
     reference = copy.deepcopy(model)
     rank, size = dist.get_rank(), dist.get_world_size()
     engine = parallelize(
-        model, plan_for(model, size), transport=TorchTransport(),
+        model, plan_for(model, size), transport=over_all_ranks(),
         find_unused_parameters=True,
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -452,7 +459,7 @@ def no_parameter_used_on_one_rank():
 def uneven_batches():
     """Every rank has one batch more than the one before; rank 0's end first."""
     torch.manual_seed(0)
-    ours = Convolutions()
+    ours = Convolutions().to(DEVICE)
     theirs = DistributedDataParallel(copy.deepcopy(ours))
     engine = parallelize(ours, plan_for(ours, dist.get_world_size()))
     for model, joinable in ((theirs, theirs), (ours, engine)):
@@ -469,7 +476,7 @@ def uneven_batches():
 def the_switch_of_ddp():
     """Frameworks set it on the model instead of entering no_sync."""
     torch.manual_seed(0)
-    ours = mlp()
+    ours = mlp().to(DEVICE)
     theirs = DistributedDataParallel(copy.deepcopy(ours))
     engine = parallelize(ours, plan_for(ours, dist.get_world_size()))
     for model in (theirs, ours):
@@ -485,7 +492,7 @@ def saved_by_torch():
     """torch.distributed.checkpoint merges equal keys: residuals must not be lost."""
     box = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box)
-    model = mlp()
+    model = mlp().to(DEVICE)
     plan = plan_for(model, dist.get_world_size())
     buckets = tuple(
         bucket.model_copy(
@@ -512,7 +519,7 @@ def saved_by_torch():
 def ddp_by_a_plan():
     """DDP's buckets, once it has seen the order, are those of the plan."""
     torch.manual_seed(0)
-    model = mlp()
+    model = mlp().to(DEVICE)
     plan = plan_for(model, dist.get_world_size(), tensors_each=4)
     nbytes = {name: p.nbytes for name, p in model.named_parameters()}
     wrapped = DistributedDataParallel(model, **comm_plan.ddp_options(model, plan))
@@ -526,7 +533,7 @@ def ddp_by_a_plan():
 
 def wrapped_in_ddp_too():
     """Both would average: the first forward says so."""
-    model = mlp()
+    model = mlp().to(DEVICE)
     engine = parallelize(model, plan_for(model, dist.get_world_size()))
     try:
         DistributedDataParallel(model)(data(0, 0))
@@ -543,7 +550,7 @@ def a_group_of_its_own():
     groups = [dist.new_group(range(size - 1)), dist.new_group([size - 1])]
     members = [*range(size - 1)] if rank < size - 1 else [rank]
     torch.manual_seed(members[0])
-    model = mlp()
+    model = mlp().to(DEVICE)
     reference = copy.deepcopy(model)
     plan = plan_for(model, len(members))
     group = groups[rank == size - 1]
@@ -562,7 +569,7 @@ def a_group_of_its_own():
 
 def the_time_out_of_the_group():
     """A user who allows minutes, for an evaluation on one rank, means it."""
-    duplicate = TorchTransport().duplicate()
+    duplicate = over_all_ranks().duplicate()
     (timeout,) = {_timeout_of(group, duplicate.device)
                   for group in (None, duplicate._group)}  # fmt: skip
     duplicate.close()
@@ -585,7 +592,9 @@ CASES = {
 
 def main():
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+    dist.init_process_group(BACKEND, timeout=TIMEOUT)
     results = {}
     for name, case in CASES.items():
         try:

@@ -7,6 +7,7 @@ engine's state, steps done after resuming].
 """
 
 import json
+import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -41,6 +42,7 @@ STEPS = 2 * EPOCH_STEPS + 3
 EVERY = 3
 KILLED_AT = (1, 3)  # so the newest checkpoint is in the middle of epoch 1
 WARMUP = (0.5, 0.25)
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 
 
 def with_dropout(mixing=False):
@@ -83,7 +85,7 @@ def run(make, method, options, world_size):
     *how, corrected = method
     plan = plan_for(training.model, world_size, *how)
     plan = plan.model_copy(update={"momentum_correction": corrected})
-    return train(training, plan, TorchTransport(), options)
+    return train(training, plan, TorchTransport(device=DEVICE), options)
 
 
 def outcome(make, method, folder):
@@ -111,6 +113,8 @@ def outcome(make, method, folder):
 
 def main():
     torch.set_num_threads(1)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
     dist.init_process_group("gloo")
     everything = {}
     with tempfile.TemporaryDirectory() as own:

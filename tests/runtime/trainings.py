@@ -25,6 +25,7 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.runtime.trainer import Options, train
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy, shards
 
@@ -116,6 +117,15 @@ def plan_for(model, world_size, spec=None, collective="allreduce", per_bucket=2)
             for group in groups
         ),
     )
+
+
+def trained(transport, method, steps):
+    """Return this rank's parameters, on the CPU, and losses after some steps."""
+    training = workload(world_size=transport.world_size)
+    plan = plan_for(training.model, transport.world_size, *METHODS[method])
+    record = train(training, plan, transport, Options(steps=steps))
+    parameters = training.model.state_dict()
+    return {name: p.cpu() for name, p in parameters.items()}, record.losses
 
 
 class Killed(Exception):

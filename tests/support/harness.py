@@ -21,6 +21,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
@@ -226,7 +227,7 @@ class RealRanks:
     """Processes of a real engine that wait for functions to run.
 
     Args:
-        engine: ``gloo`` or ``mpi``.
+        engine: ``gloo``, ``gloo-cuda`` (they share one GPU) or ``mpi``.
     """
 
     def __init__(self, engine: str) -> None:
@@ -259,7 +260,8 @@ class RealRanks:
         waiting = {self._ranks[rank]: rank for rank in range(world_size)}
         call = pickle.dumps((world_size, function, arguments))
         for connection in self._ranks.values():
-            connection.send_bytes(call)
+            with suppress(OSError):  # of a dead one: its answer is the end of file
+                connection.send_bytes(call)
         results: dict[int, Any] = {}
         failures: list[str] = []
         while waiting and not failures:
@@ -269,7 +271,10 @@ class RealRanks:
             for connection in ready:
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
-                failure, results[rank] = pickle.loads(connection.recv_bytes())
+                try:
+                    failure, results[rank] = pickle.loads(connection.recv_bytes())
+                except (EOFError, OSError):
+                    failure = "it died"
                 if failure:
                     failures.append(f"rank {rank}: {failure}")
         if failures:
@@ -309,6 +314,7 @@ def mpirun() -> str | None:
 
 _LAUNCH: dict[str, Callable[[], list[str]]] = {
     "gloo": lambda: [sys.executable, "-m"],
+    "gloo-cuda": lambda: [sys.executable, "-m"],
     "mpi": lambda: [
         str(mpirun()),
         *("--allow-run-as-root", "--oversubscribe", "-n", str(MAX_RANKS)),
@@ -344,11 +350,12 @@ def _hello(folder: str, rank: int) -> Connection:
     return connection
 
 
-def _gloo_rank(folder: str, rank: int) -> None:
+def _gloo_rank(folder: str, rank: int, device: str) -> None:
     import torch.distributed as dist
 
     from comm_plan.transports.distributed import TorchTransport
 
+    placed_on = torch.device(device)
     timeout = timedelta(seconds=TIMEOUT_S / 2)
     dist.init_process_group(
         "gloo",
@@ -362,21 +369,21 @@ def _gloo_rank(folder: str, rank: int) -> None:
         for size in range(1, MAX_RANKS + 1)
     ]
     transports: dict[int, Transport] = {
-        size: TorchTransport(group)
+        size: TorchTransport(group, device=placed_on)
         for size, group in enumerate(groups, start=1)
         if rank < size
     }
     _serve(_hello(folder, rank), transports)
 
 
-def _gloo_ranks(folder: str) -> None:
+def _gloo_ranks(folder: str, device: str = "cpu") -> None:
     """Fork the ranks, so that torch is imported once."""
     children = []
     for rank in range(MAX_RANKS):
         child = os.fork()
         if child == 0:
             try:
-                _gloo_rank(folder, rank)
+                _gloo_rank(folder, rank, device)
             except BaseException:
                 traceback.print_exc()
             os._exit(0)
@@ -400,5 +407,9 @@ def _mpi_rank(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _MAIN = {"gloo": _gloo_ranks, "mpi": _mpi_rank}
+    _MAIN = {
+        "gloo": _gloo_ranks,
+        "gloo-cuda": functools.partial(_gloo_ranks, device="cuda:0"),
+        "mpi": _mpi_rank,
+    }
     _MAIN[sys.argv[1]](sys.argv[2])

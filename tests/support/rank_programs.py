@@ -35,7 +35,7 @@ class Recorder:
     def agree(self, ranks):
         """Share the scaler."""
         if self.scaler is not None:
-            shared = torch.tensor([self.scaler])
+            shared = torch.tensor([self.scaler], device=ranks.device)
             ranks.all_reduce(shared, "max")
             self.scaler = shared.item()
 
@@ -46,7 +46,7 @@ class Recorder:
 
     def decode(self, messages):
         """Keep what came."""
-        self.received = [tuple(t.clone() for t in message) for message in messages]
+        self.received = [tuple(t.cpu().clone() for t in m) for m in messages]
 
     def put_back(self, index, values, indices):
         """Add."""
@@ -60,7 +60,10 @@ def aggregate(
 ) -> tuple[Recorder, int]:
     """Aggregate this rank's of ``codecs``; return it and the bytes it contributed."""
     codec = codecs[transport.rank]
+    message = codec.message
+    codec.message = tuple(tensor.to(transport.device) for tensor in message)
     nbytes = COLLECTIVES[collective].aggregate(transport, codec)
+    codec.message = message
     return codec, nbytes
 
 
@@ -100,7 +103,10 @@ def train(transport: Transport, training: Training) -> list[Step]:
     steps = []
     for number, undone in enumerate(training.undone):
         compressor.step = number
-        gradients = [_gradient(numel, generator) for numel in training.numels]
+        gradients = [
+            _gradient(numel, generator).to(transport.device)
+            for numel in training.numels
+        ]
         before = _residual(compressor)
         _add(compressor, gradients, generator)
         sent = _remember_messages(compressor)
@@ -111,10 +117,10 @@ def train(transport: Transport, training: Training) -> list[Step]:
             applied.zero_()
         steps.append(
             Step(
-                torch.cat(gradients),
-                applied,
-                before,
-                _residual(compressor),
+                torch.cat(gradients).cpu(),
+                applied.cpu(),
+                before.cpu(),
+                _residual(compressor).cpu(),
                 contributed,
                 message_nbytes(sent[-1]),
                 len(sent[-1]),
@@ -149,9 +155,9 @@ def bucket_steps(
     for number, of_ranks in enumerate(gradients):
         bucket.step = number
         for index, tensor in enumerate(of_ranks[transport.rank]):
-            bucket.add(index, tensor)
+            bucket.add(index, tensor.to(transport.device))
         COLLECTIVES[bucket.collective].aggregate(transport, bucket)
-        applied.append(written(bucket))
+        applied.append(written(bucket).cpu())
     return applied, bucket
 
 
@@ -175,9 +181,9 @@ def mean_of_repetitions(
         compressor.step = number
         parts = torch.split(gradients[transport.rank], list(training.numels))
         for index, part in enumerate(parts):
-            compressor.add(index, part)
+            compressor.add(index, part.to(transport.device))
         COLLECTIVES[training.collective].aggregate(transport, compressor)
-        total += written(compressor)
+        total += written(compressor).cpu()
     return total / times
 
 
@@ -198,7 +204,10 @@ def new_compressor(transport: Transport, training: Training) -> Compressor:
 
 def written(compressor: Compressor) -> torch.Tensor:
     """Return the mean over ranks of the whole bucket."""
-    parts = [torch.full((slot.numel,), torch.nan) for slot in compressor.slots]
+    parts = [
+        torch.full((slot.numel,), torch.nan, device=compressor.context.device)
+        for slot in compressor.slots
+    ]
     for index, part in enumerate(parts):
         compressor.write(index, part)
     return torch.cat(parts)
@@ -218,7 +227,7 @@ def _add(
 ) -> None:
     for index, gradient in enumerate(gradients):
         spread = torch.rand(gradient.numel(), generator=generator)
-        second_moment = gradient.square() * spread
+        second_moment = gradient.square() * spread.to(gradient.device)
         if not compressor.needs_second_moments:
             second_moment = None
         compressor.add(index, gradient, second_moment)

@@ -29,14 +29,17 @@ DTYPES = [
 Check = Callable[[Transport, torch.dtype], None]
 
 
-def made_by(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+def made_by(
+    rank: int, numel: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """Return the tensor [numel] of ``rank``: small whole numbers, sums are exact."""
-    return ((torch.arange(numel) * 7 + rank * 3) % 11).to(dtype)
+    return ((torch.arange(numel, device=device) * 7 + rank * 3) % 11).to(dtype)
 
 
 def inputs(transport: Transport, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the tensors of all ranks."""
-    return [made_by(rank, numel, dtype) for rank in range(transport.world_size)]
+    device = transport.device
+    return [made_by(rank, numel, dtype, device) for rank in range(transport.world_size)]
 
 
 def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -72,7 +75,8 @@ def all_gather_unequal(transport: Transport, dtype: torch.dtype) -> None:
         [0 if rank else 6 for rank in ranks],
         [0 for _ in ranks],
     ):
-        messages = [made_by(rank, lengths[rank], dtype) for rank in ranks]
+        device = transport.device
+        messages = [made_by(rank, lengths[rank], dtype, device) for rank in ranks]
         gathered = transport.all_gather_unequal(messages[transport.rank])
         assert len(gathered) == transport.world_size
         for got, sent in zip(gathered, messages, strict=True):
@@ -100,30 +104,31 @@ def broadcast(transport: Transport, dtype: torch.dtype) -> None:
     for root in (0, transport.world_size - 1):
         tensors = inputs(transport, 9, dtype)
         transport.broadcast(tensors[transport.rank], root)
-        equal(tensors[transport.rank], made_by(root, 9, dtype))
+        equal(tensors[transport.rank], made_by(root, 9, dtype, transport.device))
 
 
 def point_to_point(transport: Transport, dtype: torch.dtype) -> None:
     """A message along the ranks, from the first to the last."""
-    rank = transport.rank
+    rank, device = transport.rank, transport.device
     if rank > 0:
-        received = torch.zeros(6, dtype=dtype)
+        received = torch.zeros(6, dtype=dtype, device=device)
         transport.receive(received, rank - 1)
-        equal(received, made_by(rank - 1, 6, dtype))
+        equal(received, made_by(rank - 1, 6, dtype, device))
     if rank + 1 < transport.world_size:
-        transport.send(made_by(rank, 6, dtype), rank + 1)
+        transport.send(made_by(rank, 6, dtype, device), rank + 1)
 
 
 def exchange(transport: Transport, dtype: torch.dtype) -> None:
     """Round a ring of any length, by every distance; messages may be empty."""
     rank, world_size = transport.rank, transport.world_size
+    device = transport.device
     for distance in range(1, world_size):
         to, source = (rank + distance) % world_size, (rank - distance) % world_size
         for numels in ([6] * world_size, [3 * r for r in range(world_size)]):
-            received = torch.zeros(numels[source], dtype=dtype)
-            tensor = made_by(rank, numels[rank], dtype)
+            received = torch.zeros(numels[source], dtype=dtype, device=device)
+            tensor = made_by(rank, numels[rank], dtype, device)
             transport.exchange(tensor, to, received, source)
-            equal(received, made_by(source, numels[source], dtype))
+            equal(received, made_by(source, numels[source], dtype, device))
 
 
 CHECKS: dict[str, Check] = {
@@ -169,10 +174,10 @@ def two_channels(transport: Transport) -> None:
     def reduce_often(channel: Transport, scale: float) -> None:
         try:
             for i in range(50):
-                tensor = torch.full((100,), scale * (i + 1))
+                tensor = torch.full((100,), scale * (i + 1), device=channel.device)
                 channel.all_reduce(tensor)
                 expected = scale * (i + 1) * channel.world_size
-                equal(tensor, torch.full((100,), expected))
+                equal(tensor, torch.full_like(tensor, expected))
         except BaseException as error:
             failures.append(error)
 
@@ -186,12 +191,13 @@ def two_channels(transport: Transport) -> None:
 
 def inputs_are_kept(transport: Transport) -> None:
     """Only what is documented as in place changes its argument."""
-    tensor = made_by(transport.rank, 4 * transport.world_size, torch.float16)
+    tensor = inputs(transport, 4 * transport.world_size, torch.float16)[transport.rank]
+    kept = tensor.clone()
     transport.all_gather(tensor)
     transport.all_gather_unequal(tensor)
     transport.reduce_scatter(tensor)
     transport.all_to_all(tensor, [4] * transport.world_size)
-    equal(tensor, made_by(transport.rank, 4 * transport.world_size, torch.float16))
+    equal(tensor, kept)
 
 
 def loops_of(transport: Transport) -> set[int]:
