@@ -1,0 +1,147 @@
+"""What the engine and compression cost on a GPU: iterations over NCCL, of one rank.
+
+Nothing has to be moved between ranks, so what is left is computation, what the engine
+does around it, and what encoding and decoding take. Stock DDP, the engine with DDP's
+own buckets, and the same buckets by every method run in turns within one run. Writes a
+table (Markdown) and the figures (JSON) to ``benchmarks/results``::
+
+    python -m comm_plan.benchmarks.engine_on_gpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+import torch.distributed as dist
+
+from comm_plan import units
+from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.prediction_rounds import DDP, ddp_block
+from comm_plan.planner import Settings, make_problem, solve
+from comm_plan.plans import (
+    Bf16,
+    Bucket,
+    CollectiveCost,
+    DoubleSqueeze,
+    Fp16,
+    Network,
+    PartitionTopK,
+    Plan,
+    PowerSgd,
+    Profile,
+    Qsgd,
+    SparDL,
+    TernGrad,
+    TopK,
+    Vgc,
+)
+from comm_plan.profiler import measure
+from comm_plan.transports.base import Transport
+from comm_plan.transports.distributed import TorchTransport
+from comm_plan.tuner.trials import Trials
+from comm_plan.workloads import load
+
+METHODS = {
+    "fp16": Fp16(),
+    "bf16": Bf16(),
+    "DoubleSqueeze, 4 bits": DoubleSqueeze(bits=4),
+    "QSGD, 4 bits": Qsgd(bits=4),
+    "TernGrad": TernGrad(),
+    "PowerSGD, rank 2": PowerSgd(rank=2),
+    "top-k, 1 %": TopK(density=0.01),
+    "partition top-k, 1 %": PartitionTopK(density=0.01),
+    "SparDL, 1 %": SparDL(density=0.01),
+    "VGC": Vgc(),
+}
+ENGINE = "engine, DDP's buckets"
+WARM_UP = 5
+
+
+def plans(profile: Profile) -> dict[str, Plan]:
+    """Return DDP's buckets, dense and by every method, for one rank."""
+    cost = CollectiveCost.affine(1e-4, 1e-9)  # DDP's buckets do not depend on it
+    network = Network(backend="nccl", world_size=2, collectives={"allreduce": cost})
+    for_two = solve(make_problem(profile, network, Settings()), "threshold")
+    dense = for_two.model_copy(update={"world_size": 1, "predicted": None})
+    made = {ENGINE: dense}
+    for name, spec in METHODS.items():
+        buckets = tuple(
+            Bucket(
+                tensors=bucket.tensors,
+                compressor=spec,
+                collective=spec.default_collective(),
+            )
+            for bucket in dense.buckets
+        )
+        made[name] = dense.model_copy(update={"buckets": buckets})
+    return made
+
+
+def measured(
+    workload: str, transport: Transport, rounds: int, iterations: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each iteration, by DDP and by each plan."""
+    profile = measure(load(workload), device=str(transport.device), iterations=20)
+    every = plans(profile)
+    trials = Trials(load(workload), transport, on_nonfinite="propagate")
+    stock = load(workload)
+    stock.model.to(transport.device)
+    seconds: dict[str, list[float]] = {name: [] for name in (DDP, *every)}
+    for _ in range(rounds):
+        for name in (*seconds, *reversed(seconds)):
+            if name == DDP:
+                of_block = ddp_block(name, stock, transport, iterations, WARM_UP)
+            else:
+                block = trials.run(every[name], iterations, warm_up=WARM_UP)
+                of_block = block.seconds.tolist()
+            seconds[name] += of_block
+    return seconds
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", default=["resnet50", "char-lm"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=10)
+    arguments = parser.parse_args()
+    device, backend = torch.device(arguments.device), "gloo"
+    where = f"CPU, torch {torch.__version__}"
+    if device.type == "cuda":
+        device, backend = torch.device("cuda", 0), "nccl"
+        torch.cuda.set_device(device)
+        where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    figures = {
+        name: measured(
+            name,
+            TorchTransport(device=device),
+            arguments.rounds,
+            arguments.iterations,
+        )
+        for name in arguments.workloads
+    }
+    dist.destroy_process_group()
+    middle = {
+        name: {variant: statistics.median(s) for variant, s in seconds.items()}
+        for name, seconds in figures.items()
+    }
+    head, rows = ["variant"], [[variant] for variant in (DDP, ENGINE, *METHODS)]
+    for name, of in middle.items():
+        head += [name, "to DDP"]
+        for row in rows:
+            row += [units.seconds(of[row[0]]), f"{of[row[0]] / of[DDP]:.3f}"]
+    parts = [
+        f"# The engine on a GPU: {where}",
+        tables.markdown(head, rows),
+        f"One rank over {backend}, in turns within one run, medians of "
+        f"{2 * arguments.rounds * arguments.iterations} iterations.",
+    ]
+    print(tables.save("engine-on-gpu", parts, figures))
+
+
+if __name__ == "__main__":
+    main()
