@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 
 import torch
 import torch.distributed as dist
@@ -97,50 +98,43 @@ def measured(
                 block = trials.run(every[name], iterations, warm_up=WARM_UP)
                 of_block = block.seconds.tolist()
             seconds[name] += of_block
+            print(name, units.seconds(statistics.median(of_block)), file=sys.stderr)
     return seconds
 
 
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workloads", nargs="+", default=["resnet50", "char-lm"])
+    parser.add_argument("workload", nargs="?", default="resnet50")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=10)
     arguments = parser.parse_args()
-    device, backend = torch.device(arguments.device), "gloo"
-    where = f"CPU, torch {torch.__version__}"
-    if device.type == "cuda":
+    device, backend, where = torch.device("cpu"), "gloo", "CPU"
+    if arguments.device == "cuda":
         device, backend = torch.device("cuda", 0), "nccl"
         torch.cuda.set_device(device)
-        where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        where = torch.cuda.get_device_name()
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    figures = {
-        name: measured(
-            name,
-            TorchTransport(device=device),
-            arguments.rounds,
-            arguments.iterations,
-        )
-        for name in arguments.workloads
-    }
+    seconds = measured(
+        arguments.workload,
+        TorchTransport(device=device),
+        arguments.rounds,
+        arguments.iterations,
+    )
     dist.destroy_process_group()
-    middle = {
-        name: {variant: statistics.median(s) for variant, s in seconds.items()}
-        for name, seconds in figures.items()
-    }
-    head, rows = ["variant"], [[variant] for variant in (DDP, ENGINE, *METHODS)]
-    for name, of in middle.items():
-        head += [name, "to DDP"]
-        for row in rows:
-            row += [units.seconds(of[row[0]]), f"{of[row[0]] / of[DDP]:.3f}"]
-    parts = [
-        f"# The engine on a GPU: {where}",
-        tables.markdown(head, rows),
-        f"One rank over {backend}, in turns within one run, medians of "
-        f"{2 * arguments.rounds * arguments.iterations} iterations.",
+    middle = {name: statistics.median(of) for name, of in seconds.items()}
+    rows = [
+        [name, units.seconds(time_s), f"{time_s / middle[DDP]:.3f}"]
+        for name, time_s in middle.items()
     ]
-    print(tables.save("engine-on-gpu", parts, figures))
+    parts = [
+        f"# The engine and compression on one rank: {arguments.workload}",
+        tables.markdown(["variant", "iteration", "to DDP"], rows),
+        f"{where}, torch {torch.__version__}, {backend}; in turns within one run, "
+        f"medians of {len(seconds[DDP])} iterations.",
+    ]
+    print(tables.save(f"engine-on-gpu-{arguments.workload}", parts, seconds))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ METHODS = {
 
 
 def captured(step: Step) -> Step:
-    """Return ``step`` as the replay of a CUDA graph."""
+    """Return ``step`` as the replay of a CUDA graph, which uses its tensors."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -109,7 +109,12 @@ def captured(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> Step:
+        graph.replay()
+        return step  # and so keep what it remembers: the graph has only its address
+
+    return replay
 
 
 def seconds(step: Step, data: Data) -> float:
