@@ -55,7 +55,10 @@ class QsgdCompressor(Compressor[Qsgd]):
         key = random_key(self.context.seed, self.step, self.slots[index].name)
         rounding = StochasticRounding(key, gradient.device)
         records = self._records.split(self._groups)[index]
-        whole, rest = self._in_groups(gradient.float())
+        gradient = gradient.float()
+        if rounding.loops is None:  # two calls take twice as long, a copy does not
+            gradient = padded(gradient, self.spec.step_numel)
+        whole, rest = self._in_groups(gradient)
         levels.draw(whole, records[: len(whole)], self.spec.bits, rounding)
         if rest.numel():
             last = padded(rest, self.spec.step_numel)[None]
@@ -76,6 +79,13 @@ class QsgdCompressor(Compressor[Qsgd]):
         """Overwrite ``out`` with the mean of the ranks' estimates."""
         of_ranks = [records[index] for records in self._received]
         bits, share = self.spec.bits, 1 / self.context.world_size
+        if loops(out.device) is None:
+            every = out.new_empty(
+                self._groups[index], self.spec.step_numel, dtype=torch.float32
+            )
+            levels.read(of_ranks, every, bits, share)
+            out.copy_(every.view(-1)[: out.numel()])
+            return
         with in_float32(out) as mean:
             whole, rest = self._in_groups(mean)
             levels.read([own[: len(whole)] for own in of_ranks], whole, bits, share)

@@ -19,8 +19,9 @@ so the result is a function of the data alone, which a bitwise resume needs. Sel
 elements leave in ascending order of index, and are set to zero in the residual.
 
 On CUDA the Triton kernel of :mod:`~comm_plan.compressors.triton_selection` does the
-same; of small tensors, where launching its parts would take longest, and where Triton
-is missing, PyTorch's own operations do.
+same from :data:`SMALL_ON_GPU` elements on; of smaller ones, where launching its parts
+would take longest, and where Triton is missing, PyTorch's own operations do, which take
+equal magnitudes in the order that they find.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ Selection: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 CHUNK_NUMEL = 1 << 16  # residual, gradient and scratch of a chunk stay in cache
 SMALL_NUMEL = 1 << 13  # below, what goes over everything is quicker than parts
+SMALL_ON_GPU = 1 << 22  # there launching a dozen kernels takes 0.3 ms
 HIGH_DENSITY = 0.125  # above, candidates are too many to be worth collecting
 
 SAMPLED_ABOVE = 128  # how many sampled elements should exceed the true threshold
@@ -75,7 +77,7 @@ def accumulate_and_select(
     """
     if residual.is_cuda:
         kernel = _triton()
-        if kernel is None or residual.numel() < SMALL_NUMEL:
+        if kernel is None or residual.numel() < SMALL_ON_GPU:
             return _with_torch(residual, gradient, k)
         selection: Selection = kernel.accumulate_and_select(
             residual, gradient, k, state

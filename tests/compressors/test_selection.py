@@ -206,11 +206,15 @@ def test_the_gradient_is_only_read():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("data", ["normal", "few distinct"])
-def test_gpu_selects_the_same_as_cpu(data):
+@pytest.mark.parametrize(
+    ("data", "copies"),
+    [("normal", 1), ("few distinct", selection.SMALL_ON_GPU // NUMEL + 1)],
+)
+def test_gpu_selects_the_same_as_cpu(data, copies):
+    """Of few elements PyTorch selects, and takes equal ones as it likes."""
     total = ADVERSARIES[data](np.random.default_rng(9)).astype(np.float32)
-    gradient = torch.from_numpy(total)
-    residual, on_gpu = torch.zeros(NUMEL), torch.zeros(NUMEL, device="cuda")
+    gradient = torch.from_numpy(total).repeat(copies)
+    residual, on_gpu = torch.zeros_like(gradient), torch.zeros_like(gradient).cuda()
     state = selection.fresh_state(on_gpu.device)
     for _ in range(3):
         expected = accumulate_and_select(residual, gradient, 200)

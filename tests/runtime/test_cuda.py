@@ -96,7 +96,8 @@ def run(folder, *arguments):
 def profiled(tmp_path_factory):
     """A folder with a profile of digits on the GPU, and a slow network."""
     folder = tmp_path_factory.mktemp("digits")
-    run(folder, "profile", "digits", "--device", "cuda")
+    run(folder, "profile", "digits", "--device", "cuda", "--iterations", 20,
+        "--compressors", "fp16,topk,powersgd")  # fmt: skip
     network(RANKS, allreduce=fit((0, 2e-4, 1e-7)), allgather=fit((0, 2e-4, 1e-7))).save(
         folder / "network.json"
     )
