@@ -13,15 +13,18 @@ parts of buckets as gradients. What iterations take longer, less what the commun
 thread adds after backward, over the sum of ``compress_s`` of all tensors, is a factor
 on ``compress_s``, the update's share of it too, which finds
 gradients where the engine has left them; what that thread takes, over the sum of
-``encode_s`` and ``decompress_s``, one on those. Whole iterations are compared, for a
+``encode_s`` and ``decompress_s``, one on those. What methods take longer in place than
+on their own is much the same for all, and scatters as much from turn to turn as from
+method to method: so it is drawn together
+(:mod:`~comm_plan.profiler.shrinkage`). Whole iterations are compared, for a
 rank that is done sooner waits for the others: where its own backward ends says little
 of them, and scatters more. How costs grow with size stays as measured. They are seen at
 one density; at others they grow by as many seconds, not by the same factor, for however
 little is sent, the same memory is passed over; what is faster in place is so by the
 factor. Momentum correction passes over states as large as the model, whatever is
 compressed, and spares the optimizer its own momentum, also while the engine rests: what
-iterations take longer with it, less by how much that shortens updates, is shared out by
-elements.
+iterations take longer with it, less by how much that shortens updates, in the mean of
+all methods, is shared out by elements.
 
 Gradients that a method does not take, sparse ones and those of other dtypes, travel in
 buckets of their own. Where there are some, what iterations take longer with them alone
@@ -41,7 +44,6 @@ from itertools import pairwise
 import numpy as np
 from torch import nn
 
-from comm_plan.collectives.collective import Codings
 from comm_plan.plans import (
     Bucket,
     CompressionCost,
@@ -53,6 +55,7 @@ from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.compression import coded_by_default
 from comm_plan.profiler.one_rank import busy_s, plan_by, taken
+from comm_plan.profiler.shrinkage import FloatArray, medians_drawn_together
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
@@ -69,7 +72,7 @@ Plans = Mapping[tuple[str, bool], Plan]
 
 Seen = tuple[float, float]
 """By one plan: how much longer iterations are, but for what the communication thread
-adds after backward, and how long that thread works."""
+adds after backward, and how long that thread works. In seconds."""
 
 WORKING = 2
 """Blocks of iterations in which an engine works, each between two in which it rests."""
@@ -116,15 +119,69 @@ def in_place(
     if not plans:
         return costs
     own = _seen(workload, plans, transport, progress, find_unused_parameters)
-    mean = np.mean(transport.gather_objects(own), axis=0).tolist()
-    by_plan = dict(zip(plans, mean, strict=True))
-    for kind, middle in middles.items():
-        seen = {momentum: s for (of, momentum), s in by_plan.items() if of == kind}
-        numels = [tensor.numel for tensor in taken(profile, spec_class(kind))]
-        coded = coded_by_default(kind, LocalTransport.world_size)
-        factors = _factors(numels, middle, coded, seen)
-        costs[kind] = _corrected(costs[kind], middle, *factors)
+    turns = np.mean(transport.gather_objects(own), axis=0)
+    later_s, thread_s = turns[:, :, 0], np.median(turns[:, :, 1], axis=0)
+    place = {plan: number for number, plan in enumerate(plans)}
+    numels = {
+        kind: [tensor.numel for tensor in taken(profile, spec_class(kind))]
+        for kind in middles
+    }
+    alone = {kind: _alone(kind, numels[kind], middles[kind]) for kind in middles}
+    alone_s = np.array([compress_s for compress_s, _ in alone.values()])
+    first = [place[kind, False] for kind in middles]
+    delays_s = alone_s + medians_drawn_together(later_s[:, first] - alone_s)
+    momentum_s = _momentum_s(np.median(later_s, axis=0), place, numels)
+    for (kind, middle), delay_s in zip(middles.items(), delays_s, strict=True):
+        compress_s, codec_s = alone[kind]
+        costs[kind] = _corrected(
+            costs[kind],
+            middle,
+            times_as_long(float(delay_s), compress_s),
+            times_as_long(float(thread_s[place[kind, False]]), codec_s),
+            momentum_s if (kind, True) in place else math.nan,
+        )
     return costs
+
+
+def _alone(kind: str, numels: Sequence[int], costs: Sequence[CompressionCost]) -> Seen:
+    """Return what a method takes on its own, of backward and of the thread.
+
+    Args:
+        kind: the method.
+        numels: of all tensors that it takes.
+        costs: of it at one density, by size.
+    """
+    coded = coded_by_default(kind, LocalTransport.world_size)
+
+    def codec_s(cost: CompressionCost) -> float:
+        return cost.codec_s(coded.decoded, coded.encoded)
+
+    return (
+        in_all(numels, costs, lambda cost: cost.compress_s),
+        in_all(numels, costs, codec_s),
+    )
+
+
+def _momentum_s(
+    later_s: FloatArray,
+    place: Mapping[tuple[str, bool], int],
+    numels: Mapping[str, Sequence[int]],
+) -> float:
+    """Return by how many seconds an element momentum correction delays an iteration.
+
+    In the mean of the methods, as it is the same pass for all; NaN: none corrects it.
+
+    Args:
+        later_s: by how much each plan delays one.
+        place: of each plan in it.
+        numels: of the tensors that each method takes.
+    """
+    each = [
+        (later_s[place[kind, True]] - later_s[place[kind, False]]) / sum(numels[kind])
+        for kind, corrected in place
+        if corrected
+    ]
+    return max(0.0, float(np.mean(each))) if each else math.nan
 
 
 def _works_alike_on_all(spec: type[Spec]) -> bool:
@@ -137,40 +194,6 @@ def _middle(costs: Sequence[CompressionCost]) -> list[CompressionCost]:
     densities = sorted({cost.density for cost in costs})
     wanted = densities[len(densities) // 2]
     return at_density(costs, wanted)
-
-
-def _factors(
-    numels: Sequence[int],
-    costs: Sequence[CompressionCost],
-    coded: Codings,
-    seen: Mapping[bool, Seen],
-) -> tuple[float, float, float]:
-    """Return the factors on what delays backward and on what occupies the thread.
-
-    And the seconds an element by which momentum correction delays an iteration; NaN
-    where it has nothing to correct.
-
-    Args:
-        numels: of all tensors that the method takes.
-        costs: of the method at one density, by size.
-        coded: how often one rank alone encodes and decodes.
-        seen: by a plan that sends these tensors by it, without momentum correction and
-            perhaps with it.
-    """
-    delay_s, thread_s = seen[False]
-    momentum_s = math.nan
-    if True in seen:
-        later_s, _ = seen[True]
-        momentum_s = max(0.0, later_s - delay_s) / sum(numels)
-
-    def codec_s(cost: CompressionCost) -> float:
-        return cost.codec_s(coded.decoded, coded.encoded)
-
-    return (
-        times_as_long(delay_s, in_all(numels, costs, lambda cost: cost.compress_s)),
-        times_as_long(thread_s, in_all(numels, costs, codec_s)),
-        momentum_s,
-    )
 
 
 def _plans(
@@ -201,8 +224,8 @@ def _seen(
     ranks: Transport,
     progress: PassProgress | None,
     find_unused_parameters: bool,
-) -> list[Seen]:
-    """Return what is seen by each plan."""
+) -> list[list[Seen]]:
+    """Return what is seen in each turn by each plan."""
     trial = Trial(workload, ranks, Rendezvous(ranks, workload.model).meet)
     block = _how_many(trial, ranks)
     training = _Training(trial, workload.model, ranks, block, find_unused_parameters)
@@ -213,8 +236,7 @@ def _seen(
             progress(done + 1, max(done + 1, TURNS[0]))
         return seen
 
-    turns = in_turns(ranks, turn)
-    return [tuple(each) for each in np.median(turns, axis=0).tolist()]
+    return in_turns(ranks, turn)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def digits():
 
 
 def all_alike(delay_s, thread_s):
-    return lambda workload, plans, *_: [(delay_s, thread_s) for _ in plans]
+    return lambda workload, plans, *_: [[(delay_s, thread_s) for _ in plans]]
 
 
 def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
@@ -95,8 +95,10 @@ def test_what_momentum_takes_longer_is_shared_out_by_elements(digits, monkeypatc
 
     def seen(workload, plans, *_):
         return [
-            (DELAY_S + later_s * plan.momentum_correction, THREAD_S)
-            for plan in plans.values()
+            [
+                (DELAY_S + later_s * plan.momentum_correction, THREAD_S)
+                for plan in plans.values()
+            ]
         ]
 
     monkeypatch.setattr(module, "_seen", seen)
@@ -114,7 +116,7 @@ def test_momentum_that_cannot_be_corrected_keeps_its_costs(digits, monkeypatch):
 
     def seen(workload, plans, *_):
         given.extend(plans.values())
-        return [(0.0, 0.0) for _ in plans]
+        return [[(0.0, 0.0) for _ in plans]]
 
     monkeypatch.setattr(module, "_seen", seen)
     monkeypatch.setattr(module, "can_be_corrected", lambda optimizer: False)
@@ -279,7 +281,8 @@ def seen(training, profile, *, corrected=False):
     costs = profile.compression
     middles = {kind: module._middle(costs[kind]) for kind in costs}
     plans = module._plans(profile, middles, corrected=corrected)
-    return module._seen(training, plans, LocalTransport(), None, False)
+    turns = module._seen(training, plans, LocalTransport(), None, False)
+    return [tuple(each) for each in np.median(turns, axis=0).tolist()]
 
 
 def test_of_several_buckets_only_the_methods_own_counts(watched):
@@ -363,3 +366,27 @@ def test_what_corrected_momentum_spares_the_optimizer_is_taken_off(timed):
     plain, corrected = seen(workload, profile, corrected=True)
     assert plain == pytest.approx((DELAY_S, THREAD_S))
     assert corrected == pytest.approx((DELAY_S - spared_s, THREAD_S))
+
+
+def test_what_methods_take_longer_in_place_is_drawn_together(monkeypatch):
+    """One that stands out by as much as turns scatter comes nearer to the others."""
+    workload = load("digits")
+    kinds = ["dense", "fp16", "bf16", "qsgd", "topk"]
+    profile = with_costs(measure(workload, iterations=20), kinds)
+    far_s = {"topk": 0.3}
+
+    def scattered(workload, plans, *_):
+        return [
+            [(0.2 + noise_s + far_s.get(kind, 0.0), 0.1) for kind, _ in plans]
+            for noise_s in (-0.2, 0.2, -0.2, 0.2)
+        ]
+
+    def quiet(workload, plans, *_):
+        return [[(0.2 + far_s.get(kind, 0.0), 0.1) for kind, _ in plans]] * 4
+
+    of_topk = []
+    for seen_by in (quiet, scattered):
+        monkeypatch.setattr(module, "_seen", seen_by)
+        costs = in_place(workload, profile, LocalTransport())["topk"]
+        of_topk.append(costs[0].compress_s)
+    assert of_topk[1] < 0.95 * of_topk[0]
