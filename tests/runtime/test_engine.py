@@ -36,7 +36,7 @@ ORACLE = "comm_plan.tests.runtime.ddp_oracle"
 
 @cache
 def outcomes(ranks):
-    return json.loads(forked.run(ORACLE, ranks).splitlines()[-1])
+    return json.loads(forked.run(ORACLE, ranks).stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

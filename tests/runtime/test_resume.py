@@ -37,7 +37,8 @@ STATELESS = ("dense", "fp16", "bf16")
 
 @cache
 def outcomes():
-    return json.loads(forked.run("comm_plan.tests.runtime.resume_ranks", RANKS))
+    run = forked.run("comm_plan.tests.runtime.resume_ranks", RANKS)
+    return json.loads(run.stdout)
 
 
 def test_every_method_is_covered():

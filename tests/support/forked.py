@@ -17,25 +17,24 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from comm_plan.transports.launch import free_port
 
 
-def run(module: str, ranks: int, *arguments: object, timeout_s: float = 250.0) -> str:
-    """Run ``main`` of ``module`` on so many ranks; it must succeed.
-
-    Returns:
-        What they printed.
-    """
+def run(
+    module: str, ranks: int, *arguments: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``main`` of ``module`` on so many ranks; it must succeed."""
     words = [__name__, module, *map(str, (ranks, *arguments))]
     done = subprocess.run(
         [sys.executable, "-m", *words],
-        capture_output=True, text=True, timeout=timeout_s, check=False,
+        capture_output=True, text=True, timeout=250, check=False, cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return done
 
 
 def _rank(rank: int, ranks: int, port: int, program: ModuleType) -> None:
