@@ -20,6 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from torch.multiprocessing import start_processes
+
+from comm_plan.tests.support.harness import import_before_forking
 from comm_plan.transports.launch import free_port
 
 
@@ -51,9 +54,7 @@ def _rank(rank: int, ranks: int, port: int, program: ModuleType) -> None:
 
 def _start(module: str, ranks: int, *arguments: str) -> None:
     """Import what the ranks need, and fork them."""
-    from torch.multiprocessing import start_processes
-
-    import_module("torch._dynamo")  # as the first optimizer does
+    import_before_forking()
     program = import_module(module)
     sys.argv = [module, *arguments]
     job = (ranks, free_port(), program)

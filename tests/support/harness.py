@@ -22,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -369,8 +370,22 @@ def _gloo_rank(folder: str, rank: int) -> None:
     _serve(_hello(folder, rank), transports)
 
 
+def import_before_forking() -> None:
+    """Import what ranks need and what takes seconds, such as PyTorch's compiler.
+
+    The first optimizer of a process imports that.
+    """
+    for module in (
+        "torch._dynamo",
+        "comm_plan.runtime.trainer",
+        "comm_plan.compressors.numba_loops",
+    ):
+        import_module(module)
+
+
 def _gloo_ranks(folder: str) -> None:
-    """Fork the ranks, so that torch is imported once."""
+    """Fork the ranks, so that all is imported once."""
+    import_before_forking()
     children = []
     for rank in range(MAX_RANKS):
         child = os.fork()
