@@ -236,12 +236,12 @@ def test_sizes_that_leave_nothing_are_refused(bad):
 
 
 CHECK = "comm_plan.benchmarks.fit_check"
-SIZES = ("--smallest", "512", "--largest", "1024", "--from", "512", "--budget", "0.1")
+SHORT = ("--smallest", "512", "--largest", "1024", "--from", "512", "--budget", "0.1")
 
 
 @pytest.mark.slow
 def test_gloo_ranks_measure_fit_and_measure_afresh():
-    output = forked.run(CHECK, 3, *SIZES).stdout
+    output = forked.run(CHECK, 3, *SHORT).stdout
     assert all(name in output for name in COLLECTIVES)
     assert "(gloo, 3 ranks)" in output
 
@@ -258,7 +258,7 @@ def test_mpi_ranks_measure_fit_and_measure_afresh():
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     launcher = (mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2")
     done = subprocess.run(
-        [*launcher, sys.executable, "-m", CHECK, *SIZES, "--backend", "mpi"],
+        [*launcher, sys.executable, "-m", CHECK, *SHORT, "--backend", "mpi"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
