@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from comm_plan.plans import (
 from comm_plan.plans.document import YEAR_S
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.runtime.learning_rate import LearningRate
+from comm_plan.tests.support import forked
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
 from comm_plan.transports.launch import free_port
@@ -65,14 +67,18 @@ def plan(**changes):
     }
 
 
-@pytest.fixture
-def folder(tmp_path):
+def write_documents(folder):
     for name, document in (
         ("profile", profile()),
         ("network", json.loads(network(world_size=2).to_json())),
         ("plan", plan()),
     ):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+        (folder / f"{name}.json").write_text(json.dumps(document))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_documents(tmp_path)
     return tmp_path
 
 
@@ -476,24 +482,53 @@ def test_under_torchrun_bad_input_is_said_wherever_it_is_found(folder, path, who
         assert line.endswith("json: cannot be read: no such file or directory")
 
 
-@pytest.mark.slow
-def test_the_loop_from_profile_to_run_record(here, command):
-    def step(*arguments):
-        run = process(*arguments, "--local-ranks", 2)
-        assert run.returncode == 0, run.stderr
+LINK = ("--emulate-link", "1gbit:1ms")
 
-    step("profile", REPLAYED, "-o", "again.json", "--compressors", "none")
-    step(
+
+def on_two_ranks(*arguments):
+    """Run the command on two ranks behind an emulated link; it must succeed."""
+    run = process(*arguments, *LINK, "--local-ranks", 2)
+    assert run.returncode == 0, run.stderr
+    return run
+
+
+def forked_on_two_ranks(*arguments, **options):
+    """Do the same with ranks that another starts, and that are there sooner."""
+    forked.run("comm_plan.cli", 2, *arguments, *LINK, **options)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A folder with a profile and a network that two ranks have measured."""
+    folder = tmp_path_factory.mktemp("measured")
+    write_documents(folder)
+    profiling = ("profile", REPLAYED, "-o", "again.json", "--compressors", "topk")
+    forked_on_two_ranks(*profiling, cwd=folder)
+    forked_on_two_ranks(
         "benchmark-network", "-o", "net.json", "--max-bytes", 4096, "--budget", 1,
-        "--collectives", "allreduce",
+        "--collectives", "allreduce,allgather", cwd=folder,
     )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def measured_here(measured, here):
+    """What was measured, in the working directory."""
+    for name in ("again.json", "net.json"):
+        shutil.copy(measured / name, here)
+    return here
+
+
+@pytest.mark.slow
+def test_the_loop_from_profile_to_run_record(measured_here, command):
+    here = measured_here
     run = command("solve", "again.json", "net.json")
     assert run.returncode == 0, run.stderr
-    step("train", REPLAYED, "--plan", "plan.json", "--steps", 8)
-    measured = Profile.load(here / "again.json")
-    assert measured.model.fingerprint == PROFILE.model.fingerprint
-    assert [t.name for t in measured.tensors] == [t.name for t in PROFILE.tensors]
-    assert measured.contention.world_size == 2
+    on_two_ranks("train", REPLAYED, "--plan", "plan.json", "--steps", 8)
+    again = Profile.load(here / "again.json")
+    assert again.model.fingerprint == PROFILE.model.fingerprint
+    assert [t.name for t in again.tensors] == [t.name for t in PROFILE.tensors]
+    assert again.contention.world_size == 2
     assert Network.load(here / "net.json").world_size == 2
     record = RunRecord.load(here / "run.json")
     assert record.steps == 8
@@ -506,33 +541,23 @@ def test_the_loop_from_profile_to_run_record(here, command):
 
 
 @pytest.mark.slow
-def test_plans_are_tuned_and_compared_behind_an_emulated_link(here, command):
-    link = ["--emulate-link", "1gbit:1ms", "--local-ranks", 2]
-
-    def step(*arguments):
-        run = process(*arguments, *link)
-        assert run.returncode == 0, run.stderr
-        return run
-
-    step("profile", REPLAYED, "-o", "again.json", "--compressors", "topk")
-    step(
-        "benchmark-network", "-o", "net.json", "--max-bytes", 4096, "--budget", 1,
-        "--collectives", "allreduce,allgather",
-    )  # fmt: skip
+def test_plans_are_tuned_and_compared_behind_an_emulated_link(measured_here, command):
+    here = measured_here
     inputs = ("again.json", "net.json")
     documents = ("--profile", inputs[0], "--network", inputs[1])
-    tuned = step("tune", REPLAYED, "-o", "tuning", "--budget", 60, *documents)
+    tuning = ("tune", REPLAYED, "-o", "tuning", "--budget", 60, *documents)
+    tuned = on_two_ranks(*tuning)
     tuning = Tuning.load(here / "tuning" / "tuning.json")
     assert tuning.took_s <= tuning.budget_s  # A busy machine may not complete it.
     assert tuning.advice.split()[0] in " ".join(tuned.stderr.split())
     for solver in ("wfbp", "single"):
         run = command("solve", *inputs, "-o", f"plan-{solver}.json", "--solver", solver)
         assert run.returncode == 0, run.stderr
-    step(
+    on_two_ranks(
         "compare", REPLAYED, "plan-wfbp.json", "plan-single.json", "-o", "runs",
         "--steps", 8,
     )  # fmt: skip
-    step(
+    forked_on_two_ranks(
         "train", REPLAYED, "--plan", "plan-single.json", "--steps", 25,
         "-o", "runs/run-adapted.json", "--adapt", *inputs,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from comm_plan.plans import Network, Plan, Profile, RunRecord
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.profiler import profile_from_model
 from comm_plan.tests.runtime.trainings import plan_for
-from comm_plan.tests.support import digits_by_ddp
+from comm_plan.tests.support import digits_by_ddp, forked
 from comm_plan.tests.support.digits_by_ddp import in_double
 from comm_plan.tests.support.documents import fit, network
 from comm_plan.tests.support.engines import ENGINES
@@ -37,6 +37,12 @@ def run(folder, *arguments):
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return " ".join(done.stderr.split())
+
+
+def train(folder, ranks, *arguments):
+    """Run ``comm-plan train`` as whoever starts the ranks does, but sooner."""
+    done = forked.run("comm_plan.cli", ranks, "train", *arguments, cwd=folder)
     return " ".join(done.stderr.split())
 
 
@@ -83,7 +89,7 @@ def test_an_optimal_plan_trains_the_parameters_of_ddp(planned, ddp_parameters, e
 
 
 def test_digits_reach_97_percent_under_an_optimal_plan(planned):
-    run(planned, "train", "digits", "--plan", "plan.json", "--local-ranks", RANKS)
+    train(planned, RANKS, "digits", "--plan", "plan.json")
     record = RunRecord.load(planned / "run.json")
     assert record.solver == "optimal"
     assert record.evaluations[-1].metric == "accuracy"
@@ -97,8 +103,7 @@ def test_digits_reach_97_percent_by_local_steps(planned):
     """By the same commands; a third of the bytes, at a time as predicted of rounds."""
     run(planned, "solve", "profile.json", "network.json", "--local-steps", 3,
         "-o", "local.json")  # fmt: skip
-    said = run(planned, "train", "digits", "--plan", "local.json",
-               "--local-ranks", RANKS, "-o", "rounds.json")  # fmt: skip
+    said = train(planned, RANKS, "digits", "--plan", "local.json", "-o", "rounds.json")
     assert "3, then the mean of the ranks" in said
     record = RunRecord.load(planned / "rounds.json")
     assert record.evaluations[-1].value >= 0.97
@@ -128,11 +133,11 @@ def test_batch_norm_is_profiled_planned_and_trained_under_vgc(tmp_path):
         "--iterations", 20)  # fmt: skip
     said = run(tmp_path, "solve", "profile.json", "network.json", "--compressor", "vgc")
     assert "4 micro-batches" in said
-    train = "train", "own.py:make", "--plan", "plan.json", "--local-ranks", 2
-    said = run(tmp_path, *train, "--steps", 3)
+    planned = "own.py:make", "--plan", "plan.json", "--steps", 3
+    said = train(tmp_path, 2, *planned)
     assert "second moments from 4 micro-batches: layer 1 (batch norm" in said
-    run(tmp_path, *train, "--steps", 3, "--second-moments", "micro-batches:4",
-        "-o", "again.json")  # fmt: skip
+    train(tmp_path, 2, *planned, "--second-moments", "micro-batches:4",
+          "-o", "again.json")  # fmt: skip
     chosen, asked = (RunRecord.load(tmp_path / f"{n}.json") for n in ("run", "again"))
     assert chosen.parameters_sha256 == asked.parameters_sha256
     assert chosen.steps == 3

@@ -25,6 +25,7 @@ from comm_plan.commbench.sweep import (
 )
 from comm_plan.errors import CollectiveError, InputError
 from comm_plan.plans import Network
+from comm_plan.tests.support import forked
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
 from comm_plan.transports.local import LocalTransport
 
@@ -234,23 +235,13 @@ def test_sizes_that_leave_nothing_are_refused(bad):
         geometric_sizes(*bad)
 
 
-CHECK = ("comm_plan.benchmarks.fit_check", "--smallest", "512", "--largest", "1024")
-CHECK += ("--from", "512", "--budget", "0.1")
-
-
-def launched(command):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+CHECK = "comm_plan.benchmarks.fit_check"
+SHORT = ("--smallest", "512", "--largest", "1024", "--from", "512", "--budget", "0.1")
 
 
 @pytest.mark.slow
 def test_gloo_ranks_measure_fit_and_measure_afresh():
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    output = launched([*launcher, "--nproc-per-node", "3", "-m", *CHECK])
+    output = forked.run(CHECK, 3, *SHORT).stdout
     assert all(name in output for name in COLLECTIVES)
     assert "(gloo, 3 ranks)" in output
 
@@ -266,6 +257,11 @@ def mpirun():
 def test_mpi_ranks_measure_fit_and_measure_afresh():
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     launcher = (mpirun(), "--allow-run-as-root", "--oversubscribe", "-n", "2")
-    output = launched([*launcher, sys.executable, "-m", *CHECK, "--backend", "mpi"])
-    assert all(name in output for name in COLLECTIVES)
-    assert "(mpi, 2 ranks)" in output
+    done = subprocess.run(
+        [*launcher, sys.executable, "-m", CHECK, *SHORT, "--backend", "mpi"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COLLECTIVES)
+    assert "(mpi, 2 ranks)" in done.stdout

@@ -1,6 +1,6 @@
 """Trains an example by several plans and by DDP, one after the other. Runs as one rank.
 
-    python example_ranks.py EXAMPLE FOLDER
+    python -m comm_plan.tests.support.forked MODULE RANKS EXAMPLE FOLDER
 
 FOLDER holds the plans, ``METHOD.json`` or, of the GAN, ``METHOD-0.json`` and
 ``METHOD-1.json``. Rank 0 writes to FOLDER/report, as JSON, for each method: the losses,
@@ -85,7 +85,3 @@ def main():
         (Path(folder) / REPORT).write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,15 +6,17 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.plans import CollectiveCost, Network, Plan, Profile, RunRecord
+from comm_plan.tests.support import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RANKS = Path(__file__).parent / "example_ranks.py"
+RANKS = "comm_plan.tests.examples.example_ranks"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
 
 SOLVERS = ("optimal", "lags", "auto")
@@ -106,19 +108,30 @@ def write_plans(profiles, methods, folder):
             solve(problem, solver).save(folder / f"{method}{suffix}.json")
 
 
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """Return a function from an example to the profiles that it writes, made once."""
+
+    @cache
+    def profiles(name):
+        folder = tmp_path_factory.mktemp(name)
+        run(EXAMPLES / f"{name}.py", "profile", cwd=folder)
+        written = PROFILES.get(name, ["profile"])
+        return [Profile.load(folder / f"{each}.json") for each in written]
+
+    return profiles
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
-def test_examples_train_by_every_method_from_their_own_profile(name, tmp_path):
+def test_examples_train_by_every_method_from_their_own_profile(
+    name, profiled, tmp_path
+):
     """Dense bit for bit as DDP; compressed so that ranks agree, and learn."""
-    script = EXAMPLES / f"{name}.py"
-    run(script, "profile", cwd=tmp_path)
-    profiles = [Profile.load(tmp_path / f"{each}.json") for each in PROFILES[name]]
-    plans = tmp_path / "plans"
-    plans.mkdir()
     methods = SOLVERS + FORCED
-    write_plans(profiles, methods, plans)
-    run(*TORCHRUN, RANKS, name, plans)
-    report = json.loads((plans / "report").read_text())
+    write_plans(profiled(name), methods, tmp_path)
+    forked.run(RANKS, 2, name, tmp_path)
+    report = json.loads((tmp_path / "report").read_text())
     assert set(report) == set(methods)
     assert report["optimal"]["as_ddp"]
     for method, seen in report.items():
@@ -128,10 +141,9 @@ def test_examples_train_by_every_method_from_their_own_profile(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_plan_took_is_recorded_beside_ddp(tmp_path):
+def test_what_a_plan_took_is_recorded_beside_ddp(profiled, tmp_path):
     script = EXAMPLES / "gpt.py"
-    run(script, "profile", cwd=tmp_path)
-    write_plans([Profile.load(tmp_path / "profile.json")], ["optimal"], tmp_path)
+    write_plans(profiled("gpt"), ["optimal"], tmp_path)
     for how in ("ddp", "optimal.json"):
         run(*TORCHRUN, script, how, cwd=tmp_path)
     ddp, planned = (
@@ -151,13 +163,9 @@ def test_what_a_plan_took_is_recorded_beside_ddp(tmp_path):
     [("with_accelerate", "accuracy"), ("with_lightning", "accuracy"),
      ("with_transformers", "mean loss")],
 )  # fmt: skip
-def test_examples_in_frameworks_learn(name, said, tmp_path):
-    if name == "with_accelerate":
-        run(EXAMPLES / "images.py", "profile", cwd=tmp_path)
-    else:
-        run(EXAMPLES / f"{name}.py", "profile", cwd=tmp_path)
-    profile = Profile.load(tmp_path / "profile.json")
-    write_plans([profile], ["topk"], tmp_path)
+def test_examples_in_frameworks_learn(name, said, profiled, tmp_path):
+    profiles = profiled("images" if name == "with_accelerate" else name)
+    write_plans(profiles, ["topk"], tmp_path)
     printed = run(*TORCHRUN, EXAMPLES / f"{name}.py", tmp_path / "topk.json")
     figure = float(re.search(rf"{said} ([\d.]+)", printed)[1])
     assert figure > 60 if said == "accuracy" else figure < 5  # ln 256 = 5.5: guessing

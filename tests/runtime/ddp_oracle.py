@@ -9,7 +9,6 @@ import copy
 import json
 import os
 import shutil
-import sys
 import tempfile
 import traceback
 from datetime import timedelta
@@ -610,12 +609,3 @@ def main():
         print(json.dumps(results), flush=True)
     dist.barrier()  # nobody leaves while gloo still serves another
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
-    # PyTorch never frees the process group of a DDP model: gloo's threads outlive
-    # destroy_process_group(), and abort the process if they still drop a tensor while
-    # the interpreter ends (pytorch issue 190489). So it does not end.
-    sys.stdout.flush()
-    os._exit(0)

@@ -127,7 +127,3 @@ def main():
     if dist.get_rank() == 0:
         json.dump(everything, sys.stdout)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

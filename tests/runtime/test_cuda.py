@@ -5,11 +5,8 @@ tested is that streams and events order everything that the engine does around t
 """
 
 import json
-import os
 import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from comm_plan.benchmarks.commands import comm_plan
 from comm_plan.plans import Profile, RunRecord
 from comm_plan.tests.runtime.semantics import SAME
 from comm_plan.tests.runtime.trainings import METHODS, trained
+from comm_plan.tests.support import forked
 from comm_plan.tests.support.documents import fit, network
 from comm_plan.tests.support.harness import MAX_RANKS, real_ranks
 
@@ -25,7 +23,6 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-HERE = Path(__file__).parent
 RANKS = 2  # of the commands
 STEPS = 8
 BY_CHANCE = ("terngrad by allgather", "terngrad by allreduce", "qsgd 2", "qsgd 4",
@@ -44,25 +41,22 @@ def possible(backend, *others):
 
 
 @cache
-def outcomes(script, backend, ranks):
-    run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node", str(ranks), str(HERE / script)],
-        capture_output=True, text=True, timeout=250, check=False,
-        env={**os.environ, "TEST_DEVICE": "cuda:0", "TEST_BACKEND": backend},
+def outcomes(program, backend, ranks):
+    done = forked.run(
+        f"comm_plan.tests.runtime.{program}", ranks,
+        TEST_DEVICE="cuda:0", TEST_BACKEND=backend,
     )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("scenario", possible("gloo"))
 def test_two_ranks_over_gloo_give_the_parameters_of_ddp(scenario):
-    assert outcomes("ddp_oracle.py", "gloo", 2)[scenario] in ("same", "close")
+    assert outcomes("ddp_oracle", "gloo", 2)[scenario] in ("same", "close")
 
 
 @pytest.mark.parametrize("scenario", possible("nccl", *NEEDS_OTHERS))
 def test_a_rank_over_nccl_gives_the_parameters_of_ddp(scenario):
-    assert outcomes("ddp_oracle.py", "nccl", 1)[scenario] in ("same", "close")
+    assert outcomes("ddp_oracle", "nccl", 1)[scenario] in ("same", "close")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,7 +73,7 @@ def test_every_method_trains_on_a_gpu_as_on_the_cpu(method):
 
 @pytest.mark.parametrize("scenario", [*METHODS, "random data", "adam"])
 def test_resuming_on_a_gpu_gives_bitwise_the_uninterrupted_parameters(scenario):
-    uninterrupted, resumed, *_ = outcomes("resume_ranks.py", "gloo", 2)[scenario]
+    uninterrupted, resumed, *_ = outcomes("resume_ranks", "gloo", 2)[scenario]
     assert resumed == uninterrupted
 
 

@@ -2,10 +2,7 @@
 
 import copy
 import json
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,21 +27,16 @@ from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.runtime.trainer import Options
 from comm_plan.tests.runtime.semantics import SAME
 from comm_plan.tests.runtime.trainings import Failing
+from comm_plan.tests.support import forked
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
-ORACLE = Path(__file__).parent / "ddp_oracle.py"
+ORACLE = "comm_plan.tests.runtime.ddp_oracle"
 
 
 @cache
 def outcomes(ranks):
-    run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node", str(ranks), str(ORACLE)],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(forked.run(ORACLE, ranks).stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

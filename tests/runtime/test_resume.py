@@ -25,6 +25,7 @@ from comm_plan.plans.compression import KINDS
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.mortal import CHECKPOINT_EVERY, EPOCH_STEPS, RANKS
 from comm_plan.tests.runtime.trainings import METHODS, net, plan_for, workload
+from comm_plan.tests.support import forked
 from comm_plan.tests.support.harness import mpirun, run_ranks
 from comm_plan.transports.local import LocalTransport
 from comm_plan.workloads import load
@@ -36,13 +37,7 @@ STATELESS = ("dense", "fp16", "bf16")
 
 @cache
 def outcomes():
-    run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node", "2", str(HERE / "resume_ranks.py")],
-        capture_output=True, text=True, timeout=250, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
+    run = forked.run("comm_plan.tests.runtime.resume_ranks", RANKS)
     return json.loads(run.stdout)
 
 

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -376,8 +377,26 @@ def _gloo_rank(folder: str, rank: int, device: str) -> None:
     _serve(_hello(folder, rank), transports)
 
 
+def import_before_forking() -> None:
+    """Import what ranks need and what takes seconds, such as PyTorch's compiler.
+
+    The first optimizer of a process imports that.
+    """
+    for module in (
+        "torch._dynamo",
+        "comm_plan.runtime.trainer",
+        "comm_plan.compressors.numba_loops",
+    ):
+        import_module(module)
+
+
 def _gloo_ranks(folder: str, device: str = "cpu") -> None:
-    """Fork the ranks, so that torch is imported once."""
+    """Fork the ranks, so that all is imported once.
+
+    On a GPU only PyTorch: a fork cannot use one that was looked at before it.
+    """
+    if device == "cpu":
+        import_before_forking()
     children = []
     for rank in range(MAX_RANKS):
         child = os.fork()
