@@ -27,7 +27,6 @@ SGD's momentum the digits do not train; with three they do as without compressio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
@@ -59,9 +58,8 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         self.counts: Sequence[int] = [rows * spec.record_nbytes for rows in parts]
         begin = sum(parts[: context.rank])
         self._own = slice(begin, begin + parts[context.rank])
-        starts = list(accumulate(groups, initial=0))
-        self._residual, self.state[RESIDUAL] = self._by_slot(starts)
-        self._mean, self._means = self._by_slot(starts)
+        self._residual, self.state[RESIDUAL] = self._by_slot(groups)
+        self._mean, self._means = self._by_slot(groups)
         self._records = self._new_records(sum(groups))
         self._is_float32 = True
         self._received: torch.Tensor | None = None
@@ -126,20 +124,13 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         self._received = None
 
     def _by_slot(
-        self, starts: Sequence[int]
+        self, groups: Sequence[int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return zeros for all groups, and each slot's part of them [numel].
-
-        Args:
-            starts: the first group of each slot, and their number.
-        """
-        shape = starts[-1], self.spec.step_numel
-        whole = torch.zeros(shape, dtype=torch.float32, device=self.context.device)
-        parts = [
-            whole[start:].view(-1)[: slot.numel]
-            for slot, start in zip(self.slots, starts, strict=False)
-        ]
-        return whole, parts
+        """Return zeros for ``groups`` of each slot, and each slot's part of them."""
+        numels = [slot.numel for slot in self.slots]
+        return levels.in_groups(
+            numels, groups, self.spec.step_numel, self.context.device
+        )
 
     def _new_records(self, groups: int) -> torch.Tensor:
         """Return room for the records of so many groups."""

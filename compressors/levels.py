@@ -34,6 +34,30 @@ def highest(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
 
+def in_groups(
+    numels: Sequence[int],
+    groups: Sequence[int],
+    group_numel: int,
+    device: torch.device,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return zeros for the groups of several tensors, and each tensor's part of them.
+
+    Args:
+        numels: of the tensors.
+        groups: how many groups each is cut into; what is left of its last stays zero.
+        group_numel: numbers in a group.
+        device: where.
+
+    Returns:
+        whole: [sum of groups, group_numel] float32.
+        parts: views of it, [numel] each.
+    """
+    shape = sum(groups), group_numel
+    whole = torch.zeros(shape, dtype=torch.float32, device=device)
+    cut = whole.split(list(groups))
+    return whole, [rows.view(-1)[:n] for rows, n in zip(cut, numels, strict=True)]
+
+
 def squeeze(
     values: torch.Tensor, records: torch.Tensor, bits: int, scale: float = 1.0
 ) -> None:

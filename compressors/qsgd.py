@@ -29,21 +29,31 @@ from comm_plan.plans.compression import Qsgd
 
 
 class QsgdCompressor(Compressor[Qsgd]):
-    """Sends the records of all groups, one uint8 tensor."""
+    """Sends the records of all groups, one uint8 tensor.
+
+    With the loops of a CPU a gradient is rounded when it arrives, and so found in the
+    caches. Elsewhere it is kept until the bucket is complete: to launch the operations
+    for one tensor after the other takes longer than what they do.
+    """
 
     def __init__(
         self, spec: Qsgd, collective: str, slots: Sequence[Slot], context: Context
     ) -> None:
         """Make the message."""
         super().__init__(spec, collective, slots, context)
-        loops(context.device)
         self._groups = [spec.groups(slot.numel) for slot in self.slots]
         self._records = torch.zeros(
             (sum(self._groups), spec.record_nbytes),
             dtype=torch.uint8,
             device=context.device,
         )
-        self._received: list[Sequence[torch.Tensor]] = []
+        self._received: list[torch.Tensor] = []
+        self._at_once = loops(context.device) is None
+        if self._at_once:
+            numels = [slot.numel for slot in self.slots]
+            self._values, self._parts = levels.in_groups(
+                numels, self._groups, spec.step_numel, context.device
+            )
 
     def add(
         self,
@@ -51,14 +61,13 @@ class QsgdCompressor(Compressor[Qsgd]):
         gradient: torch.Tensor,
         second_moment: torch.Tensor | None = None,
     ) -> None:
-        """Round ``gradient`` into the message."""
-        key = random_key(self.context.seed, self.step, self.slots[index].name)
-        rounding = StochasticRounding(key, gradient.device)
+        """Round ``gradient`` into the message, or keep it until all are there."""
+        if self._at_once:
+            self._parts[index].copy_(gradient)
+            return
+        rounding = self._rounding(index)
         records = self._records.split(self._groups)[index]
-        gradient = gradient.float()
-        if rounding.loops is None:  # two calls take twice as long, a copy does not
-            gradient = padded(gradient, self.spec.step_numel)
-        whole, rest = self._in_groups(gradient)
+        whole, rest = self._in_groups(gradient.float())
         levels.draw(whole, records[: len(whole)], self.spec.bits, rounding)
         if rest.numel():
             last = padded(rest, self.spec.step_numel)[None]
@@ -66,33 +75,41 @@ class QsgdCompressor(Compressor[Qsgd]):
 
     def encode(self) -> Message:
         """Return the records."""
+        if self._at_once:
+            levels.draw(self._values, self._records, self.spec.bits, self._rounding(0))
         return (self._records.view(-1),)
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take every rank's message."""
-        self._received = [
-            records.view_as(self._records).split(self._groups)
-            for (records,) in messages
-        ]
+        self._received = [records.view_as(self._records) for (records,) in messages]
+        if self._at_once:
+            levels.read(self._received, self._values, self.spec.bits, self._share)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the mean of the ranks' estimates."""
-        of_ranks = [records[index] for records in self._received]
-        bits, share = self.spec.bits, 1 / self.context.world_size
-        if loops(out.device) is None:
-            every = out.new_empty(
-                self._groups[index], self.spec.step_numel, dtype=torch.float32
-            )
-            levels.read(of_ranks, every, bits, share)
-            out.copy_(every.view(-1)[: out.numel()])
+        if self._at_once:
+            out.copy_(self._parts[index])
             return
+        bits = self.spec.bits
+        of_ranks = [records.split(self._groups)[index] for records in self._received]
         with in_float32(out) as mean:
             whole, rest = self._in_groups(mean)
-            levels.read([own[: len(whole)] for own in of_ranks], whole, bits, share)
+            levels.read(
+                [own[: len(whole)] for own in of_ranks], whole, bits, self._share
+            )
             if rest.numel():
                 last = mean.new_empty(1, self.spec.step_numel)
-                levels.read([own[-1:] for own in of_ranks], last, bits, share)
+                levels.read([own[-1:] for own in of_ranks], last, bits, self._share)
                 rest.copy_(last[0, : rest.numel()])
+
+    @property
+    def _share(self) -> float:
+        return 1 / self.context.world_size
+
+    def _rounding(self, index: int) -> StochasticRounding:
+        """Return that of what is rounded together, from tensor ``index`` on."""
+        key = random_key(self.context.seed, self.step, self.slots[index].name)
+        return StochasticRounding(key, self.context.device)
 
     def _in_groups(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the whole groups [n, step_numel] of ``flat``, and the rest [less]."""

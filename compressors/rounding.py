@@ -1,7 +1,7 @@
 """Stochastic rounding: floor(x + U), which is x on average for x of either sign.
 
-The numbers are a function of a key alone (:func:`random_key`): a resumed run draws the
-same ones, and so does a tensor that another plan puts into another bucket.
+The numbers are a function of a key alone (:func:`random_key`), so that a resumed run
+draws the same ones.
 """
 
 from __future__ import annotations
