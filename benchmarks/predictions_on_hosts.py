@@ -4,12 +4,13 @@ The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a pl
 each solver and each method forced upon all buckets, the plan that ``tune`` chooses,
 then all of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within
 one run.
-Between them the computation is timed as the profiler does: by how much it has changed
-since is the machine's doing, no prediction's, and it is said how far off they would be
-if it had been profiled at the speed of the rounds. ``--rate none`` leaves the links
-unlimited. Needs root on Linux. Plans that are the same run as one and share its
-figures. Writes a table (Markdown), the figures, the profile, the network and what
-the tuning tried (JSON) to ``benchmarks/results``.
+Between them the computation is timed as the profiler does, and after them profile and
+network are measured again: what has changed since is the machine's doing, no
+prediction's. So it is said how far off predictions would be at the speed of the rounds,
+by the later documents, and between both. ``--rate none`` leaves the links unlimited.
+Needs root on Linux. Plans that are the same run as one and share its figures. Writes a
+table (Markdown), the figures, profiles, networks and what the tuning tried (JSON) to
+``benchmarks/results``.
 
     python -m comm_plan.benchmarks.predictions_on_hosts --rate 1gbit --workload cnn
 
@@ -53,7 +54,11 @@ SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
 TUNED = "tuned"
+AFTER = "after"
+"""Folder of what was measured again behind the rounds."""
 RESAMPLED = 10_000
+
+Costs = tuple[Profile, Network]
 
 
 def workload(name: str, folder: Path) -> str:
@@ -106,20 +111,29 @@ def run(
     """Measure profile and network, and run all plans; the documents are in ``folder``.
 
     Returns:
-        The plans, and what ``prediction_rounds`` wrote.
+        The plans, and what ``prediction_rounds`` wrote. Profile and network are in the
+        folder, as they were before the rounds and, in ``after``, behind them.
     """
     rate = None if arguments.rate == UNLIMITED else arguments.rate
     name = workload(arguments.workload, folder)
     sizes = ("--max-bytes", LARGEST_NBYTES, "--budget", arguments.budget)
-    sweep = comm_plan("benchmark-network", "-o", folder / "network.json",
-                      "--collectives", f"{COLLECTIVES},spardl", *sizes)  # fmt: skip
+
+    def sweep(into: Path) -> list[str]:
+        return comm_plan(
+            "benchmark-network", "-o", into / "network.json",
+            "--collectives", f"{COLLECTIVES},spardl", *sizes,
+        )  # fmt: skip
+
+    def profiling(into: Path) -> list[str]:
+        return comm_plan("profile", name, "-o", into / "profile.json")
+
     if arguments.network_hosts:
         with EmulatedHosts(arguments.network_hosts, rate) as hosts:
-            run_all(hosts, sweep)
+            run_all(hosts, sweep(folder))
     with EmulatedHosts(arguments.hosts, rate) as hosts:
-        run_all(hosts, comm_plan("profile", name, "-o", folder / "profile.json"))
+        run_all(hosts, profiling(folder))
         if not arguments.network_hosts:
-            run_all(hosts, sweep)
+            run_all(hosts, sweep(folder))
         common: tuple[object, ...] = ("--world-size", arguments.hosts)
         if name == CNN:  # momentum SGD, which ``tune`` corrects where plans are sparse
             common = (*common, "--momentum-correction")
@@ -141,6 +155,9 @@ def run(
         program = module("comm_plan.benchmarks.prediction_rounds", name, output,
                          *pairs, *rounds)  # fmt: skip
         run_all(hosts, program)
+        if not arguments.network_hosts:
+            run_all(hosts, profiling(folder / AFTER))
+            run_all(hosts, sweep(folder / AFTER))
     written = json.loads(output.read_text())
     for of_plans in (written["seconds"], written["moments"]):
         of_plans |= {each: of_plans[first] for each, first in same.items()}
@@ -186,7 +203,7 @@ def drift_sentence(profile: Profile, rounds_s: float) -> str:
 def at_rounds_speed(
     rows: list[tables.Line],
     plans: dict[str, Plan],
-    costs: tuple[Profile, Network],
+    costs: Costs,
     rounds_s: float,
 ) -> list[tables.Line]:
     """Return the rows with what would have been predicted at the speed of the rounds.
@@ -210,18 +227,62 @@ def at_rounds_speed(
         observed=(slower, 1.0, 1.0),
         compression=dict.fromkeys(profile.compression, slower),
     ).profile(profile)
+    return told_by((changed, network), rows, plans, costs)
+
+
+def told_by(
+    others: Costs, rows: list[tables.Line], plans: dict[str, Plan], costs: Costs
+) -> list[tables.Line]:
+    """Return the rows with what would have been predicted by ``others``.
+
+    Args:
+        others: profile and network.
+        rows: of plans and others.
+        plans: by name.
+        costs: what the plans were made for.
+    """
     found = []
     for row in rows:
         plan = plans.get(row.name)
         if plan is not None and plan.predicted is not None:
-            then = predict(plan, changed, network, Settings.of(plan)).predicted
-            now = predict(plan, profile, network, Settings.of(plan)).predicted
+            then = predict(plan, *others, Settings.of(plan)).predicted
+            now = predict(plan, *costs, Settings.of(plan)).predicted
             assert then is not None
             assert now is not None
             share = then.iteration_s / now.iteration_s
             row = replace(row, predicted_s=plan.predicted.iteration_s * share)
         found.append(row)
     return found
+
+
+def after_sentence(
+    after: Costs | None,
+    rows: list[tables.Line],
+    plans: dict[str, Plan],
+    costs: Costs,
+) -> str:
+    """Return how far off predictions are by what was measured behind the rounds.
+
+    Args:
+        after: profile and network; None: not measured, and nothing is said.
+        rows: of plans and others.
+        plans: by name.
+        costs: what the plans were made for.
+    """
+    if after is None:
+        return ""
+    later = told_by(after, rows, plans, costs)
+    between = [
+        row
+        if row.predicted_s is None or other.predicted_s is None
+        else replace(row, predicted_s=(row.predicted_s + other.predicted_s) / 2)
+        for row, other in zip(rows, later, strict=True)
+    ]
+    return (
+        f"- Measured again behind the rounds, profile and network predict: "
+        f"{tables.error_sentence(later)}. Between both: "
+        f"{tables.error_sentence(between)}.\n"
+    )
 
 
 def tuned_sentence(
@@ -264,6 +325,7 @@ def main() -> None:
     require_hosts()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        (folder / AFTER).mkdir()
         plans, written = run(arguments, folder)
         seconds = written["seconds"]
         profile = Profile.load(folder / "profile.json")
@@ -272,6 +334,12 @@ def main() -> None:
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
         steady = at_rounds_speed(rows, loaded, (profile, network), rounds_s)
+        after = None
+        if not arguments.network_hosts:
+            after = (
+                Profile.load(folder / AFTER / "profile.json"),
+                Network.load(folder / AFTER / "network.json"),
+            )
         evidence = folder / TUNED / "tuning.json"
         tuning = Tuning.load(evidence) if evidence.exists() else None
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
@@ -298,13 +366,13 @@ def main() -> None:
         "an iteration's time is the mean of the ranks.\n"
         f"- {drift_sentence(profile, rounds_s)} Predictions at that speed: "
         f"{tables.error_sentence(steady)}.\n"
+        f"{after_sentence(after, rows, loaded, (profile, network))}"
         f"- {same_sentence(loaded)}",
     ]
-    for kind, document in {
-        "profile": profile,
-        "network": network,
-        "tuning": tuning,
-    }.items():
+    documents = {"profile": profile, "network": network, "tuning": tuning}
+    if after is not None:
+        documents |= {"profile-after": after[0], "network-after": after[1]}
+    for kind, document in documents.items():
         if document is not None:
             document.save(tables.RESULTS / f"{kind}-{arguments.workload}-{size}.json")
     print(
