@@ -20,7 +20,8 @@ and ``planner/accuracy.json``: the evidence on which ``auto`` chooses.
 
 Plans are for the 10 Mbit/s network below, whatever joins the ranks here; it decides
 the densities of LAGS and nothing else. Which tensors travel together changes no other
-method's result, for each works tensor by tensor: they have one bucket, for speed here.
+method's result but by chance, for each works tensor by tensor: they have one bucket,
+for speed here.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def ranks(jobs: Path, file: Path) -> None:
             plan = Plan.model_validate(plans[name])
             record = train(workload, plan, transport, options)
             if transport.rank == 0:
-                run = summarised(name, record)
+                run = summarised(name, record, asked["device"])
                 results.add(run)
                 print(f"{run.variant:40} {run.seed:3} {run.value:.4f} {run.ratio:7.1f}"
                       f" {sum(record.iterations_s):5.1f} s", flush=True)  # fmt: skip

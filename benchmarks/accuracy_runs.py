@@ -21,7 +21,8 @@ RISING = ("accuracy",)
 class Run:
     """One finished training run.
 
-    ``compressed_ratio`` leaves out the buckets that the plan keeps dense.
+    ``compressed_ratio`` leaves out the buckets that the plan keeps dense. ``device``:
+    where the tensors were.
     """
 
     variant: str
@@ -33,6 +34,7 @@ class Run:
     message_nbytes: float
     compressed_ratio: float
     history: list[float]
+    device: str = "cpu"
 
     @property
     def ratio(self) -> float:
@@ -40,8 +42,8 @@ class Run:
         return self.dense_nbytes / self.message_nbytes
 
 
-def summarised(variant: str, record: RunRecord) -> Run:
-    """Return what the table needs of a run record."""
+def summarised(variant: str, record: RunRecord, device: str) -> Run:
+    """Return what the table needs of the record of a run on ``device``."""
     assert record.traffic is not None
     assert record.seed is not None
     last = record.evaluations[-1]
@@ -58,6 +60,7 @@ def summarised(variant: str, record: RunRecord) -> Run:
         compressed_ratio=sum(b.dense_nbytes for b in sent)
         / sum(b.message_nbytes for b in sent),
         history=[evaluation.value for evaluation in record.evaluations],
+        device=device,
     )
 
 

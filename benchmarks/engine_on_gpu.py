@@ -134,7 +134,8 @@ def main() -> None:
         f"{where}, torch {torch.__version__}, {backend}; in turns within one run, "
         f"medians of {len(seconds[DDP])} iterations.",
     ]
-    print(tables.save(f"engine-on-gpu-{arguments.workload}", parts, seconds))
+    kind = "gpu" if device.type == "cuda" else "cpu"
+    print(tables.save(f"engine-on-{kind}-{arguments.workload}", parts, seconds))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ select, reset what was selected. Times are medians by CUDA events around one ste
 needs to launch kernels. GB/s counts the 12 bytes an element that any method must move.
 ``add`` moves just these and is the floor.
 
-    python -m comm_plan.benchmarks.gpu_selection -o benchmarks/results/gpu_selection
+    python -m comm_plan.benchmarks.gpu_selection -o benchmarks/results/gpu-selection
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def environment() -> dict[str, str]:
 def main() -> None:
     """Measure and write ``OUTPUT.json`` and ``OUTPUT.md``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, default=Path("gpu_selection"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("gpu-selection"))
     parser.add_argument("--numel", type=int, nargs="+", default=[25_000_000])
     parser.add_argument(
         "--density", type=float, nargs="+", default=[0.0001, 0.001, 0.01, 0.1]

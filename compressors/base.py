@@ -84,7 +84,8 @@ class Context:
     """What a compressor may know of the run.
 
     ``seed`` differs from rank to rank; random numbers of a step come from
-    ``(seed, step, slot)`` alone, so that a resumed run draws the same. ``momentum_of``
+    ``(seed, step, slot)`` alone, the slot being the first of what is rounded together,
+    so that a resumed run draws the same. ``momentum_of``
     a tensor is what a sparse compressor applies to its gradient; None: the optimizer
     does, to the mean.
     """

@@ -149,11 +149,11 @@ def _sum(
         return
     for rows in row_slices(total):
         part = total[rows]
-        records = torch.stack([each[rows] for each in of_ranks])
-        levels, steps = _unpack(records, bits, part.shape[1])
         if not keep:
             part.zero_()
-        part.add_(levels.mul_(steps).sum(0), alpha=times)
+        for records in of_ranks:
+            levels, steps = _unpack(records[rows], bits, part.shape[1])
+            part.addcmul_(levels, steps, value=times)
 
 
 def _steps(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -175,7 +175,7 @@ def _write(
 def _unpack(
     records: torch.Tensor, bits: int, numel: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the levels [..., numel] and the steps [..., 1] of ``records``."""
+    """Return the levels [groups, numel] and the steps [groups, 1] of ``records``."""
     packed, steps = _split(records)
     codes = unpack_codes(packed, bits, numel)
     return codes.view(torch.int8).sub_(highest(bits)).float(), steps

@@ -47,7 +47,8 @@ class QsgdCompressor(Compressor[Qsgd]):
             dtype=torch.uint8,
             device=context.device,
         )
-        self._received: list[torch.Tensor] = []
+        self._by_slot = self._records.split(self._groups)
+        self._received: list[Sequence[torch.Tensor]] = []
         self._at_once = loops(context.device) is None
         if self._at_once:
             numels = [slot.numel for slot in self.slots]
@@ -66,7 +67,7 @@ class QsgdCompressor(Compressor[Qsgd]):
             self._parts[index].copy_(gradient)
             return
         rounding = self._rounding(index)
-        records = self._records.split(self._groups)[index]
+        records = self._by_slot[index]
         whole, rest = self._in_groups(gradient.float())
         levels.draw(whole, records[: len(whole)], self.spec.bits, rounding)
         if rest.numel():
@@ -81,9 +82,11 @@ class QsgdCompressor(Compressor[Qsgd]):
 
     def decode(self, messages: Sequence[Message]) -> None:
         """Take every rank's message."""
-        self._received = [records.view_as(self._records) for (records,) in messages]
+        of_ranks = [records.view_as(self._records) for (records,) in messages]
         if self._at_once:
-            levels.read(self._received, self._values, self.spec.bits, self._share)
+            levels.read(of_ranks, self._values, self.spec.bits, self._share)
+        else:
+            self._received = [records.split(self._groups) for records in of_ranks]
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the mean of the ranks' estimates."""
@@ -91,7 +94,7 @@ class QsgdCompressor(Compressor[Qsgd]):
             out.copy_(self._parts[index])
             return
         bits = self.spec.bits
-        of_ranks = [records.split(self._groups)[index] for records in self._received]
+        of_ranks = [records[index] for records in self._received]
         with in_float32(out) as mean:
             whole, rest = self._in_groups(mean)
             levels.read(

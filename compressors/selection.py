@@ -19,9 +19,10 @@ so the result is a function of the data alone, which a bitwise resume needs. Sel
 elements leave in ascending order of index, and are set to zero in the residual.
 
 On CUDA the Triton kernel of :mod:`~comm_plan.compressors.triton_selection` does the
-same from :data:`SMALL_ON_GPU` elements on; of smaller ones, where launching its parts
-would take longest, and where Triton is missing, PyTorch's own operations do, which take
-equal magnitudes in the order that they find.
+same from :data:`SMALL_ON_GPU` elements on. Of smaller tensors, where launching its
+parts would take longest, and where Triton is missing, ``torch.topk`` selects: of equal
+magnitudes any, but of equal data always the same; below :data:`SMALL_NUMEL` elements a
+stable sort, which takes the first.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Selection: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 CHUNK_NUMEL = 1 << 16  # residual, gradient and scratch of a chunk stay in cache
 SMALL_NUMEL = 1 << 13  # below, what goes over everything is quicker than parts
-SMALL_ON_GPU = 1 << 22  # there launching a dozen kernels takes 0.3 ms
+SMALL_ON_GPU = 1 << 22  # an estimate: a dozen kernels take 0.3 ms to launch there
 HIGH_DENSITY = 0.125  # above, candidates are too many to be worth collecting
 
 SAMPLED_ABOVE = 128  # how many sampled elements should exceed the true threshold

@@ -493,7 +493,7 @@ def on_two_ranks(*arguments):
 
 
 def forked_on_two_ranks(*arguments, **options):
-    """Do the same with ranks that another starts, and that are there sooner."""
+    """Do the same with forked ranks, which start faster than ``--local-ranks``."""
     forked.run("comm_plan.cli", 2, *arguments, *LINK, **options)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from comm_plan.errors import CollectiveError
 from comm_plan.tests.support.harness import MAX_RANKS, real_ranks, run_ranks
+from comm_plan.tests.support.rank_programs import dies
 
 
 def test_results_come_in_rank_order():
@@ -53,3 +54,10 @@ def test_a_failure_on_a_real_rank_is_told_and_new_ranks_take_over():
     with pytest.raises(RuntimeError, match="not subscriptable"):
         real_ranks("gloo").run(3, itemgetter("no transport has items"))
     assert real_ranks("gloo").run(MAX_RANKS, attrgetter("rank")) == list(range(9))
+
+
+@pytest.mark.slow
+def test_a_real_rank_that_dies_is_named_and_others_are_started():
+    with pytest.raises(RuntimeError, match="rank 1: it died"):
+        real_ranks("gloo").run(2, dies)
+    assert real_ranks("gloo").run(2, attrgetter("rank")) == [0, 1]

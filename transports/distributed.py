@@ -176,7 +176,9 @@ class TorchTransport(Transport):
 
     def _filled(self, tensor: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Lend what the engine writes a message to that is to be in ``tensor``."""
-        return on_cpu(tensor) if self.backend == "gloo" else nullcontext(tensor)
+        if self.backend == "gloo":
+            return on_cpu(tensor, is_read=False)
+        return nullcontext(tensor)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

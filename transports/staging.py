@@ -9,9 +9,16 @@ import torch
 
 
 @contextmanager
-def on_cpu(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Lend ``tensor`` in main memory; what is written there is in it afterwards."""
-    staged = tensor.detach().cpu()
+def on_cpu(tensor: torch.Tensor, *, is_read: bool = True) -> Iterator[torch.Tensor]:
+    """Lend ``tensor`` in main memory; what is written there is in it afterwards.
+
+    Args:
+        tensor: on any device.
+        is_read: whether it matters what is in it before.
+    """
+    if tensor.device.type == "cpu":
+        yield tensor.detach()
+        return
+    staged = tensor.cpu() if is_read else torch.empty_like(tensor, device="cpu")
     yield staged
-    if staged.device != tensor.device:
-        tensor.copy_(staged)
+    tensor.copy_(staged)

@@ -119,7 +119,7 @@ def test_a_larger_group_sends_fewer_norms_and_is_coarser():
     assert sizes == [4096 + 4 * 64, 4096 + 4 * 16, 4096 + 4]
 
 
-def test_random_numbers_depend_on_seed_step_and_tensor_alone():
+def test_random_numbers_depend_on_seed_and_step():
     gradient = torch.randn(300)
 
     def mean(rank, step):

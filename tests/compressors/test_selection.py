@@ -222,3 +222,15 @@ def test_gpu_selects_the_same_as_cpu(data, copies):
         assert torch.equal(got[0].cpu(), expected[0])
         assert torch.equal(got[1].cpu(), expected[1])
         assert torch.equal(on_gpu.cpu(), residual)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_selects_the_same_again_where_magnitudes_are_equal():
+    data = ADVERSARIES["few distinct"](np.random.default_rng(9)).astype(np.float32)
+    gradient = torch.from_numpy(data).cuda()
+    once, again = (
+        accumulate_and_select(torch.zeros_like(gradient), gradient, 200)
+        for _ in range(2)
+    )
+    assert all(map(torch.equal, once, again))

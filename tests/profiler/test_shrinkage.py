@@ -43,8 +43,15 @@ def test_squared_errors_are_smaller_whatever_the_truth(spread):
 
 def test_what_lies_apart_stays_apart():
     true = np.array([0.0, 100.0, 200.0, 300.0, 400.0])
-    measured = true + np.array([[-1.0], [0.0], [1.0], [0.0]])
-    assert medians_drawn_together(measured) == pytest.approx(true, abs=0.01)
+    measured = true + np.random.default_rng(0).standard_normal((4, 5))
+    medians = np.median(measured, axis=0)
+    assert medians_drawn_together(measured) == pytest.approx(medians, abs=0.01)
+
+
+def test_what_all_have_in_common_in_a_turn_changes_nothing():
+    true = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    measured = true + np.array([[-9.0], [0.0], [9.0], [0.0]])
+    assert medians_drawn_together(measured) == pytest.approx(true)
 
 
 def test_few_are_left_as_they_are():

@@ -1,8 +1,10 @@
 """Runs as one rank: trains each scenario under DDP and under the engine, compares.
 
-Started by test_engine.py on several ranks, and by test_cuda.py on those of a GPU
-(``TEST_DEVICE``, ``TEST_BACKEND``). Prints, on rank 0, a JSON object: scenario
--> "same", "close" or a description of the difference.
+    python -m comm_plan.tests.support.forked comm_plan.tests.runtime.ddp_oracle RANKS
+
+Started by test_engine.py on several ranks, and by test_cuda.py on those of a GPU.
+Prints, on rank 0, a JSON object: scenario -> "same", "close" or a description of the
+difference.
 """
 
 import copy
@@ -27,13 +29,14 @@ from comm_plan.errors import RunError
 from comm_plan.plans import Bucket, Plan, PlannedModel, TopK
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.parameters import model_fingerprint, trainable
+from comm_plan.tests.support import forked
 from comm_plan.transports.distributed import TorchTransport, _timeout_of
 
 STEPS = 4
 BATCH = 6
 TIMEOUT = timedelta(minutes=7)
-DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
-BACKEND = os.environ.get("TEST_BACKEND", "gloo")
+DEVICE = torch.device(os.environ.get(forked.DEVICE, "cpu"))
+BACKEND = os.environ.get(forked.BACKEND, "gloo")
 
 
 def mlp():

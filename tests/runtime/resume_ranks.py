@@ -1,9 +1,11 @@
 """Runs as one rank: kills a training of every method in the middle, resumes, compares.
 
-Started by test_resume.py on several ranks, as processes: dropout draws from torch's
-global random numbers, which threads would share. Prints, on rank 0, a JSON object:
-scenario -> [SHA-256 of the parameters uninterrupted, resumed, resumed without the
-engine's state, steps done after resuming].
+    python -m comm_plan.tests.support.forked comm_plan.tests.runtime.resume_ranks RANKS
+
+Started by test_resume.py, and by test_cuda.py on a GPU, on several ranks as processes:
+dropout draws from torch's global random numbers, which threads would share. Prints, on
+rank 0, a JSON object: scenario -> [SHA-256 of the parameters uninterrupted, resumed,
+resumed without the engine's state, steps done after resuming].
 """
 
 import json
@@ -35,6 +37,7 @@ from comm_plan.tests.runtime.trainings import (
     plan_for,
     workload,
 )
+from comm_plan.tests.support import forked
 from comm_plan.transports.distributed import TorchTransport
 from comm_plan.workloads.user import from_parts
 
@@ -42,7 +45,7 @@ STEPS = 2 * EPOCH_STEPS + 3
 EVERY = 3
 KILLED_AT = (1, 3)  # so the newest checkpoint is in the middle of epoch 1
 WARMUP = (0.5, 0.25)
-DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+DEVICE = torch.device(os.environ.get(forked.DEVICE, "cpu"))
 
 
 def with_dropout(mixing=False):

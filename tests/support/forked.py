@@ -29,8 +29,8 @@ from torch.multiprocessing import start_processes
 from comm_plan.tests.support.harness import import_before_forking
 from comm_plan.transports.launch import free_port
 
-DEVICE = "TEST_DEVICE"
-"""The variable that says on which device a program of several ranks works."""
+DEVICE, BACKEND = "TEST_DEVICE", "TEST_BACKEND"
+"""The variables that say on which device the ranks work, and by which backend."""
 
 
 def run(
@@ -45,17 +45,17 @@ def run(
     None of them outlives the call.
     """
     words = [__name__, module, *map(str, (ranks, *arguments))]
-    started = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         start_new_session=True,
-    )  # fmt: skip
-    try:
-        said, complained = started.communicate(timeout=250)
-    finally:
-        with suppress(ProcessLookupError):  # all have ended
-            os.killpg(started.pid, signal.SIGKILL)
+    ) as started:  # fmt: skip
+        try:
+            said, complained = started.communicate(timeout=250)
+        finally:
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode == 0, complained[-3000:]
     return subprocess.CompletedProcess(words, 0, said, complained)
 

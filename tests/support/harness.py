@@ -4,8 +4,9 @@
 stricter than the engines: calls that do not match, sums of int8 that overflow and sends
 that nobody receives are errors instead of garbage or a hang.
 
-``real_ranks`` starts 9 processes once (Gloo: forked; MPI: by mpirun) and runs functions
-on the first P of them, so that every P from 1 to 9 costs one start.
+``real_ranks`` starts 9 processes once (gloo, also with a GPU that they share: forked;
+MPI: by mpirun) and runs functions on the first P of them, so that every P from 1 to 9
+costs one start.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from comm_plan.compressors.loops import loops
 from comm_plan.errors import CollectiveError
 from comm_plan.transports.base import Reduction, Transport
 
@@ -382,12 +384,9 @@ def import_before_forking() -> None:
 
     The first optimizer of a process imports that.
     """
-    for module in (
-        "torch._dynamo",
-        "comm_plan.runtime.trainer",
-        "comm_plan.compressors.numba_loops",
-    ):
+    for module in ("torch._dynamo", "comm_plan.runtime.trainer"):
         import_module(module)
+    loops(torch.device("cpu"))
 
 
 def _gloo_ranks(folder: str, device: str = "cpu") -> None:
