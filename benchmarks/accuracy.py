@@ -94,7 +94,7 @@ def measure(
     seeds: Sequence[int],
     file: Path,
     backend: str,
-    device: str,
+    device: str = "cpu",
 ) -> None:
     """Train what ``file`` does not hold yet, and add it there."""
     results = Results(file)

@@ -11,6 +11,7 @@ its bytes; what is left is the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from comm_plan.collectives.collective import Collective
@@ -23,8 +24,6 @@ from comm_plan.transports.message import Message
 
 if TYPE_CHECKING:
     import torch
-
-_LENGTH_NBYTES = 8  # an int64
 
 
 def aggregate(transport: Transport, codec: Codec) -> int:
@@ -61,20 +60,24 @@ def _gather_unequal(
 
     dtypes = [tensor.dtype for tensor in message]
     sizes = [tensor.nbytes for tensor in message[:-1]]
-    header = torch.tensor(sizes, dtype=torch.int64, device=message[0].device)
+    device = message[0].device
+    header = torch.tensor(sizes, dtype=torch.int64, pin_memory=device.type == "cuda")
+    header = header.to(device, non_blocking=True)
     buffer = pack((header, *message)) if sizes else pack(message)
     rows = transport.all_gather_unequal(buffer)
-    return [_read(row, dtypes) for row in rows], buffer.numel()
+    head = header.nbytes  # of every rank, read at once: each reading waits for a GPU
+    heads = torch.cat([row[:head] for row in rows]).view(torch.int64)
+    messages = [
+        _read(row[head:], dtypes, of_rank)
+        for row, of_rank in zip(rows, heads.view(len(rows), -1).tolist(), strict=True)
+    ]
+    return messages, buffer.numel()
 
 
-def _read(row: torch.Tensor, dtypes: list[torch.dtype]) -> Message:
-    """Split the header and the tensors of one rank's buffer."""
-    import torch
-
-    head = (len(dtypes) - 1) * _LENGTH_NBYTES
-    (header,) = unpack(row[:head], [torch.int64], [head])
-    sizes = header.tolist()
-    body = row[head:]
+def _read(
+    body: torch.Tensor, dtypes: list[torch.dtype], sizes: Sequence[int]
+) -> Message:
+    """Split the tensors of one rank's buffer, all but the last of so many bytes."""
     return unpack(body, dtypes, [*sizes, body.numel() - sum(sizes)])
 
 

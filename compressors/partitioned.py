@@ -82,13 +82,13 @@ class PartitionedCompressor(Compressor[SpecT]):
     def _take(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the residuals at ``positions``; nothing is left there."""
         values = self._residual[positions]
-        self._residual[positions] = 0
+        self._residual.index_fill_(0, positions.long(), 0.0)  # = 0 waits for a GPU
         if VELOCITY in self.state:
             mask(self._velocity, self._steps, values, positions)
         return values
 
     def _set_means(self, positions: torch.Tensor, sums: torch.Tensor) -> None:
         """Make the means those of ``sums`` at ``positions``, and 0 elsewhere."""
-        self._means[self._written] = 0
+        self._means.index_fill_(0, self._written.long(), 0.0)
         self._means[positions] = sums / self.context.world_size
         self._written = positions

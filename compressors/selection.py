@@ -323,5 +323,5 @@ def _with_torch(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> Selec
         chosen = magnitudes.topk(k, sorted=False).indices
     indices = chosen.sort().values
     values = residual[indices]
-    residual[indices] = 0
+    residual.index_fill_(0, indices, 0.0)  # to assign 0 would wait for the device
     return values, indices.int()

@@ -205,6 +205,8 @@ class Engine(Joinable):
             followed = model if broadcast_buffers else nn.Module()
             self._buffers = Buffers(followed, self._transport)
             channel = opened.enter_context(closing(transport.duplicate()))
+            if channel.device.type == "cuda":
+                channel.barrier()  # NCCL connects now, not in the midst of backward
             thread = CommunicationThread(transport.device)
             opened.callback(thread.close)
             self._setup = Setup(

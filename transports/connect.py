@@ -20,6 +20,7 @@ Gloo takes the network interface that the host's name resolves to; set
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,17 @@ def _device(kind: str, device: torch.device | str | None, here: Place) -> torch.
     return chosen
 
 
+def _shows_each_its_own(launcher: str) -> bool:
+    """Return whether the one device that is visible may be this rank's alone.
+
+    So does ``srun --gpus-per-task``, and a script under mpirun that names it.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return launcher == "srun" or (
+        launcher in ("mpirun", "mpiexec") and len(named) == 1 and named != [""]
+    )
+
+
 def _cuda_index(here: Place, *, is_shared: bool) -> int:
     """Return the number of this rank's CUDA device.
 
@@ -164,8 +176,8 @@ def _cuda_index(here: Place, *, is_shared: bool) -> int:
     visible = torch.cuda.device_count()
     if is_shared and visible:
         return here.local_rank % visible
-    if here.launcher == "srun" and visible == 1:
-        return 0  # srun --gpus-per-task shows each rank its own device only
+    if visible == 1 and _shows_each_its_own(here.launcher):
+        return 0
     if here.local_rank >= visible:
         raise InputError(
             f"local rank {here.local_rank} needs a CUDA device of its own, {visible} "

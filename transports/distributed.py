@@ -109,7 +109,7 @@ class TorchTransport(Transport):
         has to pass P - 1 links anyway. Short messages pay for a second collective. In
         return, what was measured for :meth:`all_gather` predicts this call too.
         """
-        length = torch.tensor([tensor.numel()], dtype=torch.int64, device=self.device)
+        length = torch.full((1,), tensor.numel(), dtype=torch.int64, device=self.device)
         lengths: list[int] = self.all_gather(length).flatten().tolist()
         longest = max(lengths)
         if tensor.numel() < longest:
@@ -145,7 +145,7 @@ class TorchTransport(Transport):
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, blocking."""
         with _named(f"send to rank {to}"):
-            dist.send(self._sent(tensor), self._in_world[to], group=self._group)
+            self._pass(self._outgoing(tensor, to))
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Receive, blocking."""
@@ -153,26 +153,29 @@ class TorchTransport(Transport):
             _named(f"receive from rank {source}"),
             self._filled(tensor) as buffer,
         ):
-            dist.recv(buffer, src=self._in_world[source], group=self._group)
+            self._pass(self._incoming(buffer, source))
 
     def exchange(
         self, tensor: torch.Tensor, to: int, received: torch.Tensor, source: int
     ) -> None:
         """Send and receive at once."""
-        target, origin = self._in_world[to], self._in_world[source]
         with (
             _named(f"exchange with ranks {to} and {source}"),
             self._filled(received) as buffer,
         ):
-            both = [
-                dist.P2POp(dist.isend, self._sent(tensor), target, self._group),
-                dist.P2POp(dist.irecv, buffer, origin, self._group),
-            ]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
+            self._pass(self._outgoing(tensor, to), self._incoming(buffer, source))
 
-    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.cpu() if self.backend == "gloo" else tensor
+    def _pass(self, *messages: dist.P2POp) -> None:
+        """Send and receive; by a batch, NCCL takes the group's own communicator."""
+        for work in dist.batch_isend_irecv(list(messages)):
+            work.wait()
+
+    def _outgoing(self, tensor: torch.Tensor, to: int) -> dist.P2POp:
+        sent = tensor.cpu() if self.backend == "gloo" else tensor
+        return dist.P2POp(dist.isend, sent, self._in_world[to], self._group)
+
+    def _incoming(self, buffer: torch.Tensor, source: int) -> dist.P2POp:
+        return dist.P2POp(dist.irecv, buffer, self._in_world[source], self._group)
 
     def _filled(self, tensor: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Lend what the engine writes a message to that is to be in ``tensor``."""
@@ -191,14 +194,14 @@ class TorchTransport(Transport):
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather pickles."""
         values: list[Any] = [None] * self.world_size
-        with _named("gather of objects"):
+        with _named("gather of objects"), self._on_device():
             dist.all_gather_object(values, value, group=self._group)
         return values
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Broadcast a pickle."""
         box = [value]
-        with _named("broadcast of an object"):
+        with _named("broadcast of an object"), self._on_device():
             dist.broadcast_object_list(box, src=self._in_world[root], group=self._group)
         return box[0]
 
@@ -210,7 +213,7 @@ class TorchTransport(Transport):
         stays until all groups are.
         """
         some = self.world_size < dist.get_world_size()
-        with _named("making a process group"):
+        with _named("making a process group"), _without_the_others(some):
             group = dist.new_group(
                 list(self._in_world) if some else None,
                 backend=self.backend,
@@ -224,6 +227,12 @@ class TorchTransport(Transport):
             owns_group=not some,
             watch=self._watch,
         )
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Let NCCL move objects through this rank's device, not the current one."""
+        if self.backend == "nccl":
+            return torch.cuda.device(self.device)
+        return nullcontext()
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -408,6 +417,26 @@ def _timeout_of(group: dist.ProcessGroup | None, device: torch.device) -> timede
     assert whole is not None
     timeout: timedelta = whole._get_backend(device).options._timeout
     return timeout
+
+
+@contextmanager
+def _without_the_others(some: bool) -> Iterator[None]:
+    """Let a group of ``some`` ranks be made without the others.
+
+    Of a default group that is bound to a device torch would split it off, in which all
+    ranks have to take part (its issue 129965).
+    """
+    world = dist.group.WORLD
+    bound = None if world is None else world.bound_device_id
+    if not some or bound is None:
+        yield
+        return
+    assert world is not None
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 @contextmanager

@@ -113,6 +113,32 @@ def test_a_rank_works_on_its_own_device(kind, asked, chosen, monkeypatch):
     assert current == [device] * (device.type == "cuda")
 
 
+@pytest.mark.parametrize(
+    ("launcher", "named", "own"),
+    [
+        ("srun", None, True),
+        ("mpirun", "3", True),
+        ("mpirun", None, False),
+        ("mpiexec", "0,1", False),
+        ("torchrun", "3", False),
+    ],
+)
+def test_a_launcher_may_show_each_rank_its_own_device_only(
+    launcher, named, own, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    here = SimpleNamespace(launcher=launcher, local_rank=2)
+    if own:
+        assert module._device("cuda", None, here) == torch.device("cuda", 0)
+    else:
+        with pytest.raises(InputError, match="local rank 2 needs a CUDA device"):
+            module._device("cuda", None, here)
+
+
 def test_over_gloo_ranks_may_share_a_cuda_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from comm_plan.errors import CollectiveError
 from comm_plan.tests.support.engines import ANYWHERE
 from comm_plan.tests.support.harness import MAX_RANKS, real_ranks
 from comm_plan.tests.transports import transport_checks
+from comm_plan.transports.distributed import _without_the_others
 from comm_plan.transports.local import LocalTransport
 
 engines = pytest.mark.parametrize("engine", ANYWHERE)
@@ -75,3 +77,15 @@ def test_what_one_rank_gathers_is_its_own_memory():
     ):
         gathered.zero_()
     assert tensor.tolist() == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("one_rank_group")
+@pytest.mark.parametrize("some", [True, False])
+def test_a_group_of_some_is_not_split_off_one_that_is_bound_to_a_device(some):
+    bound = torch.device("cuda", 0)
+    world = dist.group.WORLD
+    world.bound_device_id = bound
+    with _without_the_others(some):
+        assert world.bound_device_id == (None if some else bound)
+    assert world.bound_device_id == bound
+    world.bound_device_id = None
