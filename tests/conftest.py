@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from comm_plan.report.timeline import Timeline
@@ -19,6 +20,9 @@ from comm_plan.transports.launch import WAITS_ASLEEP
 # parallelism, and they share the cores.
 for name, value in {"OMP_NUM_THREADS": "1", **WAITS_ASLEEP}.items():
     os.environ.setdefault(name, value)
+
+if not torch.cuda.is_available():  # before whatever test imports Triton first
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # How long an example takes says how busy the machine is, not whether it is right. The
 # examples are the same in every run, so that a test fails for who broke it; to look for
