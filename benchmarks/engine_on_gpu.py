@@ -19,61 +19,42 @@ import torch.distributed as dist
 
 from comm_plan import units
 from comm_plan.benchmarks import tables
+from comm_plan.benchmarks.engine_on_ranks import ddp_buckets
 from comm_plan.benchmarks.prediction_rounds import DDP, ddp_block
-from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import (
-    Bf16,
-    Bucket,
-    CollectiveCost,
-    DoubleSqueeze,
-    Fp16,
-    Network,
-    PartitionTopK,
-    Plan,
-    PowerSgd,
-    Profile,
-    Qsgd,
-    SparDL,
-    TernGrad,
-    TopK,
-    Vgc,
-)
+from comm_plan.plans import METHODS, Bucket, Plan, Profile
 from comm_plan.profiler import measure
 from comm_plan.transports.base import Transport
 from comm_plan.transports.distributed import TorchTransport
 from comm_plan.tuner.trials import Trials
 from comm_plan.workloads import load
 
-METHODS = {
-    "fp16": Fp16(),
-    "bf16": Bf16(),
-    "DoubleSqueeze, 4 bits": DoubleSqueeze(bits=4),
-    "QSGD, 4 bits": Qsgd(bits=4),
-    "TernGrad": TernGrad(),
-    "PowerSGD, rank 2": PowerSgd(rank=2),
-    "top-k, 1 %": TopK(density=0.01),
-    "partition top-k, 1 %": PartitionTopK(density=0.01),
-    "SparDL, 1 %": SparDL(density=0.01),
-    "VGC": Vgc(),
+VARIANTS = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "DoubleSqueeze, 4 bits": "doublesqueeze",
+    "QSGD, 4 bits": "qsgd",
+    "TernGrad": "terngrad",
+    "PowerSGD, rank 2": "powersgd",
+    "top-k, 1 %": "topk",
+    "partition top-k, 1 %": "partition-topk",
+    "SparDL, 1 %": "spardl",
+    "VGC": "vgc",
 }
+"""Methods, as ``solve --compressor`` calls them, by what the table does."""
+
 ENGINE = "engine, DDP's buckets"
 WARM_UP = 5
 
 
 def plans(profile: Profile) -> dict[str, Plan]:
     """Return DDP's buckets, dense and by every method, for one rank."""
-    cost = CollectiveCost.affine(1e-4, 1e-9)  # DDP's buckets do not depend on it
-    network = Network(backend="nccl", world_size=2, collectives={"allreduce": cost})
-    for_two = solve(make_problem(profile, network, Settings()), "threshold")
+    for_two = ddp_buckets(profile, 2, "nccl")  # a network has two ranks or more
     dense = for_two.model_copy(update={"world_size": 1, "predicted": None})
     made = {ENGINE: dense}
-    for name, spec in METHODS.items():
+    for name, method in VARIANTS.items():
+        spec, collective = METHODS[method]
         buckets = tuple(
-            Bucket(
-                tensors=bucket.tensors,
-                compressor=spec,
-                collective=spec.default_collective(),
-            )
+            Bucket(tensors=bucket.tensors, compressor=spec, collective=collective)
             for bucket in dense.buckets
         )
         made[name] = dense.model_copy(update={"buckets": buckets})

@@ -21,7 +21,7 @@ from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import module
 from comm_plan.benchmarks.prediction_rounds import DDP
 from comm_plan.planner import Settings, make_problem, solve
-from comm_plan.plans import CollectiveCost, Network, Profile
+from comm_plan.plans import CollectiveCost, Network, Plan, Profile
 from comm_plan.profiler import measure
 from comm_plan.transports.launch import cores, run_local
 from comm_plan.workloads import load
@@ -33,6 +33,13 @@ WORKLOADS = {"CNN": (CNN, 5), "digits": ("digits", 40)}
 
 ANY_COST = CollectiveCost.affine(1e-4, 1e-9)
 """DDP's buckets are the same whatever a message costs."""
+
+
+def ddp_buckets(profile: Profile, ranks: int, backend: str = "gloo") -> Plan:
+    """Return the plan of DDP's own buckets."""
+    costs = {"allreduce": ANY_COST}
+    network = Network(backend=backend, world_size=ranks, collectives=costs)
+    return solve(make_problem(profile, network, Settings()), "threshold")
 
 
 def measured(
@@ -50,12 +57,9 @@ def measured(
     Raises:
         RuntimeError: a rank failed.
     """
-    network = Network(
-        backend="gloo", world_size=ranks, collectives={"allreduce": ANY_COST}
-    )
     with tempfile.TemporaryDirectory() as folder:
         plan, output = Path(folder) / "plan.json", Path(folder) / "seconds.json"
-        solve(make_problem(profile, network, Settings()), "threshold").save(plan)
+        ddp_buckets(profile, ranks).save(plan)
         argv = module(
             "comm_plan.benchmarks.prediction_rounds", workload, output,
             f"{PLAN}={plan}", "--rounds", rounds, "--iterations", iterations,

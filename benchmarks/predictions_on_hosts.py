@@ -164,6 +164,12 @@ def run(
     return plans, written
 
 
+def costs_in(folder: Path) -> Costs:
+    """Return the profile and the network that were written to ``folder``."""
+    profile = Profile.load(folder / "profile.json")
+    return profile, Network.load(folder / "network.json")
+
+
 def choice(plan: Plan) -> str:
     """Return in words how ``plan`` compresses."""
     kinds = (f"{each.compressor.kind} by {each.collective}" for each in plan.buckets)
@@ -328,18 +334,12 @@ def main() -> None:
         (folder / AFTER).mkdir()
         plans, written = run(arguments, folder)
         seconds = written["seconds"]
-        profile = Profile.load(folder / "profile.json")
-        network = Network.load(folder / "network.json")
+        costs = profile, network = costs_in(folder)
         rounds_s = written["computation_s"]
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
-        steady = at_rounds_speed(rows, loaded, (profile, network), rounds_s)
-        after = None
-        if not arguments.network_hosts:
-            after = (
-                Profile.load(folder / AFTER / "profile.json"),
-                Network.load(folder / AFTER / "network.json"),
-            )
+        steady = at_rounds_speed(rows, loaded, costs, rounds_s)
+        after = None if arguments.network_hosts else costs_in(folder / AFTER)
         evidence = folder / TUNED / "tuning.json"
         tuning = Tuning.load(evidence) if evidence.exists() else None
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
@@ -366,7 +366,7 @@ def main() -> None:
         "an iteration's time is the mean of the ranks.\n"
         f"- {drift_sentence(profile, rounds_s)} Predictions at that speed: "
         f"{tables.error_sentence(steady)}.\n"
-        f"{after_sentence(after, rows, loaded, (profile, network))}"
+        f"{after_sentence(after, rows, loaded, costs)}"
         f"- {same_sentence(loaded)}",
     ]
     documents = {"profile": profile, "network": network, "tuning": tuning}

@@ -157,10 +157,9 @@ def _shows_each_its_own(launcher: str) -> bool:
 
     So does ``srun --gpus-per-task``, and a script under mpirun that names it.
     """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return launcher == "srun" or (
-        launcher in ("mpirun", "mpiexec") and len(named) == 1 and named != [""]
-    )
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names_one = named != "" and "," not in named
+    return launcher == "srun" or (launcher in ("mpirun", "mpiexec") and names_one)
 
 
 def _cuda_index(here: Place, *, is_shared: bool) -> int:

@@ -88,7 +88,6 @@ def run(folder, *arguments):
         cwd=folder, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return " ".join(done.stderr.split())
 
 
 @pytest.fixture(scope="module")
