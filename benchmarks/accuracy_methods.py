@@ -15,9 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from comm_plan.benchmarks.resnet20 import RESNET20_MNIST
 from comm_plan.runtime.trainer import GTOPK_WARMUP
 
 Form = Literal["dense", "as printed", "plain", "with remedies", "local steps", "tuning"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What Strom and the hybrid may have for tau.
+
+    Attributes:
+        tried: what they are tuned over.
+        printed: what was best as printed.
+        corrected: what is best with the remedies.
+    """
+
+    tried: tuple[float, ...]
+    printed: float
+    corrected: float
 
 
 @dataclass(frozen=True)
@@ -25,47 +41,52 @@ class Task:
     """What is trained, and how long.
 
     Attributes:
+        workload: what the commands call it.
         steps: unless others are asked for.
         options: of the workload.
         warmup_epochs: of the form with remedies.
-        taus: what Strom and the hybrid are tuned over.
-        tau: what was best as printed.
-        corrected_tau: what is best with the remedies.
         momentum: whether its optimizer is SGD with momentum.
+        thresholds: of Strom and the hybrid; None: they are not trained.
         rates: learning rates above its own that dense and local steps are trained at.
     """
 
+    workload: str
     steps: int
     options: Mapping[str, object]
     warmup_epochs: int
-    taus: tuple[float, ...]
-    tau: float
-    corrected_tau: float
     momentum: bool
+    thresholds: Thresholds | None = None
     rates: tuple[float, ...] = ()
 
 
 TASKS = {
     "digits": Task(
+        workload="digits",
         steps=2000,
         options={"batch_size": 32, "augment": True},
         warmup_epochs=20,
-        taus=(0.001, 0.003, 0.01, 0.03, 0.1),
-        tau=0.1,
-        corrected_tau=0.3,
         momentum=True,
+        thresholds=Thresholds((0.001, 0.003, 0.01, 0.03, 0.1), 0.1, 0.3),
     ),
     "char-lm": Task(
+        workload="char-lm",
         steps=2000,
         options={"batch_size": 4},
         warmup_epochs=1,
-        taus=(0.0003, 0.001, 0.003, 0.01),
-        tau=0.003,
-        corrected_tau=0.003,
         momentum=False,
+        thresholds=Thresholds((0.0003, 0.001, 0.003, 0.01), 0.003, 0.003),
         rates=(0.006, 0.012),
     ),
+    "resnet20-mnist": Task(
+        workload=RESNET20_MNIST,
+        steps=2000,
+        options={"batch_size": 8},
+        warmup_epochs=2,
+        momentum=True,
+    ),
 }
+"""By the names that tables give them."""
+
 DECAY = "cosine"
 """Of every training's learning rate, so that its end says where it arrives."""
 
@@ -161,9 +182,11 @@ def as_printed(task: Task) -> dict[str, Variant]:
         "lags, c <= 100": Variant(
             "as printed", ("--solver", "lags", "--max-ratio", "100", "--literal")
         ),
-        "strom": Variant("as printed", forced("strom", tau=task.tau)),
-        "hybrid": Variant("as printed", forced("hybrid", tau=task.tau)),
     }
+    if task.thresholds is not None:
+        for kind in ("strom", "hybrid"):
+            solve = forced(kind, tau=task.thresholds.printed)
+            found[kind] = Variant("as printed", solve)
     for alpha in (1, 1.5, 2):
         found[f"vgc alpha {alpha}"] = Variant(
             "as printed", forced("vgc", alpha=alpha, as_printed=True)
@@ -206,10 +229,12 @@ def with_remedies(task: Task) -> dict[str, Variant]:
             *correction,
         ),
         "vgc alpha 1.5": (*forced("vgc", alpha=1.5), *correction),
-        "strom": (*forced("strom", tau=task.corrected_tau), *correction),
-        "hybrid": (*forced("hybrid", tau=task.corrected_tau), *correction),
         "lags, c <= 100": ("--solver", "lags", "--max-ratio", "100", *correction),
     }
+    if task.thresholds is not None:
+        for kind in ("strom", "hybrid"):
+            tau = task.thresholds.corrected
+            solves[kind] = (*forced(kind, tau=tau), *correction)
     return {
         f"{name}, with remedies": Variant(
             "with remedies",
@@ -252,8 +277,10 @@ def at_rates(task: Task, variants: Mapping[str, Variant]) -> dict[str, Variant]:
 
 def tuning(task: Task) -> dict[str, Variant]:
     """Return Strom and hybrid at every tau to try."""
+    if task.thresholds is None:
+        return {}
     return {
         f"{kind} tau {tau}": Variant("tuning", forced(kind, tau=tau))
         for kind in ("strom", "hybrid")
-        for tau in task.taus
+        for tau in task.thresholds.tried
     }

@@ -19,7 +19,7 @@ rates together are at least 1.) When the computation will end depends on compres
 that is not decided yet: the rest is taken to travel as this bucket does, where that is
 allowed. With one option for each tensor this is exact. Among several another plan may
 be faster than the one found: of 400 random models of up to three tensors, whose
-compression takes as long as their communication, in three, by 2 % at most.
+compression takes as long as their communication, in four, by 2 % at most.
 
 O(L^2) pairs of prefixes times options times frontier points, vectorised over all but
 one L. States that cannot end within ``limit_s`` any more are dropped. ``resolution_s``
@@ -38,6 +38,7 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import beside, phases
+from comm_plan.plans.profile import PhaseRates
 
 MOST_CUTS = 128
 """Larger models are cut at so many places only, to bound the planning time."""
@@ -85,6 +86,23 @@ class _States:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """How a bucket travels.
+
+    Attributes:
+        which: the option's index.
+        option: it.
+        ahead_s: of compression taken to follow.
+        rates: of computation and messages beside each other, if all travels so.
+    """
+
+    which: int
+    option: Option
+    ahead_s: float
+    rates: PhaseRates | None
+
+
 def best(
     problem: Problem,
     options: Sequence[Option],
@@ -110,15 +128,15 @@ def best(
     limit = (limit_s - problem.compute.update_s) * (1 + 1e-12)
     rest = _least_rest(options, earliest, begins)
     ahead = _compression_ahead(options)
+    beside_all = [problem.compute.rates_beside(float(of[0])) for of in ahead]
     none = np.zeros(1, dtype=np.int64)
     states = _States(np.zeros(1), np.zeros(1), none, none, none)
     for stop in ends.tolist():
         reached = []
         for which, (option, first) in enumerate(zip(options, earliest, strict=True)):
             starts = begins[(begins >= first[stop - 1]) & (begins < stop)]
-            more = _extend(
-                problem, states, which, option, starts, stop, ahead[which][stop]
-            )
+            sent = _Sent(which, option, ahead[which][stop], beside_all[which])
+            more = _extend(problem, states, sent, starts, stop)
             reached.append(_promising(problem, more, rest[:, stop], limit))
         states = _joined([states, _frontier(_joined(reached), resolution_s)])
     last = states.since(len(problem))
@@ -166,19 +184,11 @@ def cuts(problem: Problem, options: Sequence[Option]) -> IntArray:
 
 
 def _extend(
-    problem: Problem,
-    states: _States,
-    which: int,
-    option: Option,
-    starts: IntArray,
-    stop: int,
-    ahead_s: float,
+    problem: Problem, states: _States, sent: _Sent, starts: IntArray, stop: int
 ) -> _States:
-    """Send ``start..stop`` by ``option`` from every state of each of ``starts``.
-
-    Of compression ``ahead_s`` are taken to follow.
-    """
-    compute_s = problem.compute.backward_end_s + ahead_s
+    """Send ``start..stop`` as ``sent`` from every state of each of ``starts``."""
+    option = sent.option
+    compute_s = problem.compute.backward_end_s + sent.ahead_s
     begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
@@ -187,7 +197,7 @@ def _extend(
     f = np.maximum(states.f[begin:], ready)
     which_start = np.searchsorted(starts, prefix)
     channel = option.phases_s(starts, stop)
-    for seconds, rates in phases(problem.compute.contention, *channel):
+    for seconds, rates in phases(sent.rates, *channel):
         left = np.maximum(0.0, compute_s + x - f)
         takes, loses = beside(seconds[which_start], left, rates, np.minimum)
         f, x = f + takes, x + loses
@@ -196,7 +206,7 @@ def _extend(
         f,
         np.full(len(x), stop),
         np.arange(begin, begin + len(x)),
-        np.full(len(x), which),
+        np.full(len(x), sent.which),
     )
 
 

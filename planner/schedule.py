@@ -18,7 +18,9 @@ Where a profile knows how computation and communication slow each other
 (``Contention``), every message has three phases one after another: it starts up, its
 bytes travel, it is decoded. While a phase and the computation go on beside each other,
 both proceed at the rates measured for that kind of phase; what the computation loses
-delays every gradient that is not ready yet. For a rate of 1 all is as above.
+delays every gradient that is not ready yet. For a rate of 1 all is as above. Beside
+compression the rates may be others than beside the model's own backward: they are
+mixed by how much there is of both, as if compression were spread evenly over backward.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import TypeVar
 import numpy as np
 
 from comm_plan.planner.curve import FloatArray, IntArray
-from comm_plan.plans.profile import Contention, Profile, Rates
+from comm_plan.plans.profile import Contention, PhaseRates, Profile, Rates
 
 Number = TypeVar("Number", float, FloatArray)
 
@@ -109,6 +111,24 @@ class Compute:
         backward_left_s = self.backward_end_s - self.ready_s
         longest_s = backward_left_s if self.taken_over else np.inf
         return np.minimum(np.full_like(self.ready_s, self.handoff_s), longest_s)
+
+    def rates_beside(self, compress_s: float) -> PhaseRates | None:
+        """Return how this and messages slow each other; None: not.
+
+        Args:
+            compress_s: what the plan compresses within backward.
+        """
+        contention = self.contention
+        if contention is None or contention.compressing is None or not compress_s:
+            return contention
+        backward_s = self.backward_end_s - self.backward_start_s
+        share = compress_s / (backward_s + compress_s)
+        other = contention.compressing
+        return PhaseRates(
+            startup=_mixed(contention.startup, other.startup, share),
+            transfer=_mixed(contention.transfer, other.transfer, share),
+            codec=_mixed(contention.codec, other.codec, share),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,23 +229,33 @@ def beside(
     return seconds + (1 - rates.channel) * both_s, (1 - rates.compute) * both_s
 
 
+def _mixed(most: Rates, other: Rates, share: float) -> Rates:
+    """Return the rates of computation of which ``share`` goes by those of ``other``."""
+    most_s, other_s = (1 - share) / most.compute, share / other.compute
+    share_of_time = other_s / (most_s + other_s)
+    return Rates(
+        compute=1 / (most_s + other_s),
+        channel=(1 - share_of_time) * most.channel + share_of_time * other.channel,
+    )
+
+
 def phases(
-    contention: Contention | None, startup: Number, transfer: Number, codec: Number
+    rates: PhaseRates | None, startup: Number, transfer: Number, codec: Number
 ) -> tuple[tuple[Number, Rates], ...]:
     """Return what the channel does one after another, each with its rates.
 
     Args:
-        contention: how computation and communication slow each other; None: not.
+        rates: of what goes on beside it; None: nothing slows anything.
         startup: seconds in which messages start up.
         transfer: seconds in which their bytes travel.
         codec: seconds of encoding and decoding.
     """
-    if contention is None:
+    if rates is None:
         return ((startup + transfer + codec, ALONE),)
     return (
-        (startup, contention.startup),
-        (transfer, contention.transfer),
-        (codec, contention.codec),
+        (startup, rates.startup),
+        (transfer, rates.transfer),
+        (codec, rates.codec),
     )
 
 
@@ -273,12 +303,13 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     ready_s, start_s, finish_s = [], [], []
     free_s, lost_s = 0.0, 0.0
     handoffs_s = compute.handoffs_s[stops - 1]
+    rates_beside = compute.rates_beside(float(compressed[-1]))
     columns = (alone, handoffs_s, times.startup_s, times.transfer_s, times.codec_s)
     for alone_s, handoff_s, *channel in np.stack(columns).T.tolist():
         ready_s.append(alone_s + lost_s)
         free_s = max(free_s, ready_s[-1] + handoff_s)
         start_s.append(free_s)
-        for seconds, rates in phases(compute.contention, *channel):
+        for seconds, rates in phases(rates_beside, *channel):
             left_s = max(0.0, end_s + lost_s - free_s)
             takes_s, loses_s = beside(seconds, left_s, rates, min)
             free_s += takes_s

@@ -209,17 +209,27 @@ class Rates(Value):
         return self
 
 
-class Contention(Value):
-    """How computation and communication of ``world_size`` ranks slow each other.
+class PhaseRates(Value):
+    """How fast what the compute stream does and each phase of a message go on.
 
-    ``startup``: while messages start up; ``transfer``: while their bytes travel;
-    ``codec``: while the communication thread encodes or decodes.
+    Beside each other. ``startup``: while messages start up; ``transfer``: while their
+    bytes travel; ``codec``: while the communication thread encodes or decodes.
     """
 
-    world_size: Ranks
     startup: Rates = Rates()
     transfer: Rates = Rates()
     codec: Rates = Rates()
+
+
+class Contention(PhaseRates):
+    """How computation and communication of ``world_size`` ranks slow each other.
+
+    ``compressing``: the same while the compute stream compresses, not computes; None:
+    not measured, it is taken to be alike.
+    """
+
+    world_size: Ranks
+    compressing: PhaseRates | None = None
 
 
 class SecondMoments(Value):

@@ -6,18 +6,23 @@ only start up, messages that are long, and passes over memory as compressors mak
 The rates are alone over beside each other: of the iterations' medians, and of the means
 of calls beside them. Calls that have to wait for a core take many times as long as the
 others; their sum counts. Of several turns the median counts, of the ranks the mean.
+
+Compression, which delays backward, may press the machine otherwise than the model does
+(a replayed one sleeps). So passes over memory run in the iterations' place as well; of
+them, which are short, the mean counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import torch
 
-from comm_plan.plans import Contention, Rates
+from comm_plan.plans import Contention, PhaseRates, Rates
 from comm_plan.profiler.interference import AllReduce, Codec, Job, repeated
 from comm_plan.profiler.timings import Trial
 from comm_plan.profiler.turns import in_turns
@@ -44,6 +49,13 @@ time."""
 CALLS = 5
 """Calls of a turn of each alone, and at least about so many beside the iterations."""
 
+COMPRESSING_S = 0.05
+"""Passes in the iterations' place go on for so long at least, some times as long as a
+thread keeps a core that others want."""
+
+Work = Callable[[float], float]
+"""Goes on for so many seconds at least; returns how many one iteration of it takes."""
+
 
 def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     """Return how computation and communication slow each other.
@@ -55,19 +67,26 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
         ranks: the ranks; with one only there is nothing to send.
         numel: elements of the model.
     """
+    passes = Codec(ranks.device, min(CODEC_NUMEL, numel))
     codec = Codec(ranks.device, min(CODEC_NUMEL, numel))
     with closing(ranks.duplicate()) as channel:
         jobs: dict[str, Job] = {"codec": codec}
         if ranks.world_size > 1:
             jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
             jobs["transfer"] = _transfer(channel, min(TRANSFER_NUMEL, numel))
-        turns = in_turns(ranks, lambda _: _turn(trial, jobs, ranks))
+        return Contention(
+            world_size=ranks.world_size,
+            compressing=PhaseRates(**_rates(partial(_pass_s, passes), jobs, ranks)),
+            **_rates(partial(_compute_s, trial), jobs, ranks),
+        )
+
+
+def _rates(work: Work, jobs: Mapping[str, Job], ranks: Transport) -> dict[str, Rates]:
+    """Return the rates of ``work`` and of each job beside each other."""
+    turns = in_turns(ranks, lambda _: _turn(work, jobs, ranks))
     own = {name: np.median([turn[name] for turn in turns], axis=0) for name in jobs}
     every_rank = ranks.gather_objects(own)
-    return Contention(
-        world_size=ranks.world_size,
-        **{name: rates([of[name] for of in every_rank]) for name in jobs},
-    )
+    return {name: rates([of[name] for of in every_rank]) for name in jobs}
 
 
 def rates(measured: Sequence[tuple[float, float]]) -> Rates:
@@ -94,25 +113,25 @@ def _transfer(channel: Transport, numel: int) -> AllReduce:
 
 
 def _turn(
-    trial: Trial, jobs: dict[str, Job], ranks: Transport
+    work: Work, jobs: Mapping[str, Job], ranks: Transport
 ) -> dict[str, tuple[float, float]]:
-    """Return the rates of computation and of each job beside each other."""
+    """Return the rates of ``work`` and of each job beside each other, in one turn."""
     ranks.barrier()
-    alone_s = _compute_s(trial, 0.0)
+    alone_s = work(0.0)
     beside = {}
     for name, job in jobs.items():
         ranks.barrier()
-        beside[name] = _beside(trial, job, alone_s, ranks.device)
+        beside[name] = _beside(work, job, alone_s, ranks.device)
     return beside
 
 
 def _beside(
-    trial: Trial, job: Job, alone_s: float, device: torch.device
+    work: Work, job: Job, alone_s: float, device: torch.device
 ) -> tuple[float, float]:
-    """Return the rates of computation and of ``job`` beside each other."""
+    """Return the rates of ``work`` and of ``job`` beside each other."""
     job_s = np.median([_seconds(job) for _ in range(CALLS)])
     with repeated(job, device) as calls:
-        beside_s = _compute_s(trial, CALLS * float(job_s))
+        beside_s = work(CALLS * float(job_s))
         job_beside_s = np.mean(calls) if calls else job_s
     return alone_s / beside_s, float(job_s / job_beside_s)
 
@@ -125,6 +144,14 @@ def _compute_s(trial: Trial, at_least_s: float) -> float:
         timings = trial.run(1, 0)
         seconds += (timings.forward_s + timings.backward_s).tolist()
     return float(np.median(seconds))
+
+
+def _pass_s(passes: Job, at_least_s: float) -> float:
+    """Return the mean seconds of a pass over memory."""
+    seconds: list[float] = []
+    while sum(seconds) < max(COMPRESSING_S, at_least_s):
+        seconds.append(_seconds(passes))
+    return float(np.mean(seconds))
 
 
 def _seconds(job: Job) -> float:

@@ -11,6 +11,7 @@ from comm_plan.plans import (
     Contention,
     Document,
     Network,
+    PhaseRates,
     Plan,
     Profile,
     RunRecord,
@@ -83,7 +84,7 @@ def profile_rows(profile: Profile) -> list[Fact]:
     if profile.stolen is not None:
         rows.append(("time given to others", units.percent(profile.stolen)))
     if profile.contention is not None:
-        rows.append(("beside communication", _rates(profile.contention)))
+        rows.append(("beside communication", _contention(profile.contention)))
     if profile.compression:
         rows.append(("compressors costed", ", ".join(profile.compression)))
     if profile.second_moments is not None:
@@ -131,16 +132,26 @@ def tensor_rows(profile: Profile) -> list[tuple[str, ...]]:
     ]
 
 
-def _rates(contention: Contention) -> str:
-    """Return how fast computation goes on beside what the channel does.
+def _contention(contention: Contention) -> str:
+    """Return how fast backward's parts go on beside what the channel does."""
+    parts = {"computation": contention, "compression": contention.compressing}
+    one_rank = contention.world_size == 1
+    return "; ".join(
+        _rates(work, beside, one_rank)
+        for work, beside in parts.items()
+        if beside is not None
+    )
 
-    One rank sends nothing: of its profile only compression was measured.
+
+def _rates(work: str, beside: PhaseRates, one_rank: bool) -> str:
+    """Return how fast ``work`` goes on beside what the channel does.
+
+    One rank sends nothing: of its profile only coding was measured.
     """
-    kinds = {"compression": contention.codec}
-    if contention.world_size > 1:
-        sending = {"messages": contention.startup, "bytes": contention.transfer}
-        kinds = sending | kinds
-    return "computation at " + ", ".join(
+    kinds = {"coding": beside.codec}
+    if not one_rank:
+        kinds = {"messages": beside.startup, "bytes": beside.transfer} | kinds
+    return f"{work} at " + ", ".join(
         f"{units.percent(rates.compute)} beside {what} (at "
         f"{units.percent(rates.channel)})"
         for what, rates in kinds.items()

@@ -13,9 +13,9 @@ from torch import nn
 
 from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Workload
-from comm_plan.workloads.data import cross_entropy, random_stream
+from comm_plan.workloads.data import cross_entropy
 from comm_plan.workloads.files import Labelled
-from comm_plan.workloads.images import Crop, Scale, labelled
+from comm_plan.workloads.images import Crop, Scale, fifth_held_out, labelled
 
 SCALE = Scale(16.0, (0.0,), (1.0,))
 CROP = Crop(8, pad=1)
@@ -56,12 +56,7 @@ def digits(*, batch_size: int = 32, augment: bool = False) -> Workload:
 
     ``augment`` shifts images by up to a pixel.
     """
-    images = _images()
-    order = torch.randperm(len(images), generator=random_stream(0, 0))
-    held_out, training = (
-        Labelled(images.images[rows], images.labels[rows])
-        for rows in order.tensor_split([len(order) // 5])
-    )
+    training, held_out = fifth_held_out(_images())
     source = labelled(training, held_out, batch_size, SCALE, CROP, augment)
     return Workload(
         name="digits",

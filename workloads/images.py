@@ -94,6 +94,16 @@ class Crop:
         return torch.where(chances[:, 2].view(-1, 1, 1, 1) < 0.5, cut.flip(3), cut)
 
 
+def fifth_held_out(images: Labelled) -> tuple[Labelled, Labelled]:
+    """Return four fifths to train on and one to judge by, the same for every seed."""
+    order = torch.randperm(len(images), generator=random_stream(0, 0))
+    held_out, training = (
+        Labelled(images.images[rows], images.labels[rows])
+        for rows in order.tensor_split([len(order) // 5])
+    )
+    return training, held_out
+
+
 def labelled(
     training: Labelled,
     held_out: Labelled,

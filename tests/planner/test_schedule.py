@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.planner.schedule import BucketTimes, Compute, lower_bound_s, simulate
-from comm_plan.plans import Contention, Rates
+from comm_plan.plans import Contention, PhaseRates, Rates
 from comm_plan.tests.support import documents
 
 
@@ -71,6 +71,23 @@ def test_what_goes_on_beside_each_other_is_slowed_at_the_measured_rates():
     assert timeline.finish_s.tolist() == [3.0, 4.5]  # twice as long
     assert timeline.slowdown[0] == 2
     assert timeline.compute_end_s == 5.5  # a quarter of two seconds is lost
+
+
+def test_beside_compression_other_rates_count_by_its_share():
+    """Of two seconds of backward and two of compression."""
+    compressing = PhaseRates(transfer=Rates(compute=0.5, channel=0.5))
+    contention = Contention(world_size=2, compressing=compressing)
+    compute = Compute(
+        np.array([2.0, 3.0]), 3.0, 0.0, contention=contention, backward_start_s=1.0
+    )
+    rates = compute.rates_beside(2.0).transfer
+    assert rates.compute == pytest.approx(2 / 3)  # one second in one, one in two
+    assert rates.channel == pytest.approx(2 / 3)  # in two of three seconds the half
+    assert compute.rates_beside(0.0) == contention
+    timeline = simulate(compute, np.array([1, 2]), _times([1, 1], compress=1))
+    assert timeline.start_s.tolist() == [3.0, pytest.approx(5.5)]
+    assert timeline.finish_s.tolist() == [pytest.approx(4.5), pytest.approx(6.5)]
+    assert timeline.compute_end_s == pytest.approx(5.5)  # half a second is lost
 
 
 def test_after_the_computation_communication_is_as_fast_as_alone():

@@ -42,14 +42,15 @@ def test_one_rank_has_nothing_to_send():
     assert measured.world_size == 1
     assert measured.startup == measured.transfer == Rates()
     assert 0 < measured.codec.compute <= 1
+    assert measured.compressing.startup == measured.compressing.transfer == Rates()
+    assert 0 < measured.compressing.codec.compute <= 1
 
 
 def test_a_rate_is_alone_over_beside(monkeypatch):
     """Half as fast; the calls beside it a quarter."""
     monkeypatch.setattr(module, "_seconds", lambda job: 0.1)
-    monkeypatch.setattr(module, "_compute_s", lambda *_: 2.0)
     monkeypatch.setattr(module, "repeated", lambda *_: nullcontext([0.4]))
-    beside = module._beside(None, None, 1.0, torch.device("cpu"))
+    beside = module._beside(lambda _: 2.0, None, 1.0, torch.device("cpu"))
     assert beside == pytest.approx((0.5, 0.25))
 
 

@@ -7,6 +7,7 @@ from comm_plan.plans import (
     Evaluation,
     IterationTimes,
     LocalSteps,
+    PhaseRates,
     Plan,
     PlannedModel,
     Predicted,
@@ -155,19 +156,24 @@ def test_a_profile_says_what_second_moments_take(moments, told):
 @pytest.mark.parametrize(
     ("world_size", "told"),
     [
-        (1, "computation at 80.0 % beside compression (at 90.0 %)"),
+        (1, "computation at 80.0 % beside coding (at 90.0 %)"),
         (
             2,
             "computation at 100 % beside messages (at 100 %), 100 % beside bytes (at "
-            "100 %), 80.0 % beside compression (at 90.0 %)",
+            "100 %), 80.0 % beside coding (at 90.0 %)",
         ),
     ],
 )
 def test_of_one_rank_only_what_was_measured_is_shown(world_size, told):
     """It sends nothing."""
-    beside = Contention(world_size=world_size, codec=Rates(compute=0.8, channel=0.9))
+    codec = Rates(compute=0.8, channel=0.9)
+    beside = Contention(
+        world_size=world_size, codec=codec, compressing=PhaseRates(codec=codec)
+    )
     profile = documents.profile([1e-3], [10]).model_copy(update={"contention": beside})
-    assert dict(profile_rows(profile))["beside communication"] == told
+    compressing = told.replace("computation", "compression")
+    rows = dict(profile_rows(profile))
+    assert rows["beside communication"] == f"{told}; {compressing}"
 
 
 def test_run_without_a_prediction_claims_none():

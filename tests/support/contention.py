@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from comm_plan.plans import Contention, Rates
+from comm_plan.plans import Contention, PhaseRates, Rates
 
 
 def random_rates(rng):
@@ -13,10 +13,10 @@ def random_rates(rng):
 
 def in_contention(problem, rng):
     """Return the problem with computation and communication in each other's way."""
+    computing, compressing = (
+        {name: random_rates(rng) for name in PhaseRates.model_fields} for _ in range(2)
+    )
     contention = Contention(
-        world_size=4,
-        startup=random_rates(rng),
-        transfer=random_rates(rng),
-        codec=random_rates(rng),
+        world_size=4, compressing=PhaseRates(**compressing), **computing
     )
     return replace(problem, compute=replace(problem.compute, contention=contention))
