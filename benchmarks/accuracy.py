@@ -281,6 +281,7 @@ def main() -> None:
     }
     steps = arguments.steps or task.steps
     part = "" if arguments.verb == "measure" else "tuning-"
+    arguments.results.mkdir(parents=True, exist_ok=True)
     file = arguments.results / f"accuracy-{part}{arguments.task}-{steps}.json"
     seeds = arguments.seeds if arguments.verb == "measure" else (TUNING_SEED,)
     where = arguments.backend, arguments.device

@@ -50,8 +50,8 @@ CALLS = 5
 """Calls of a turn of each alone, and at least about so many beside the iterations."""
 
 COMPRESSING_S = 0.05
-"""Passes in the iterations' place go on for so long at least, some times as long as a
-thread keeps a core that others want."""
+"""Passes in the iterations' place go on for so long at least: for many times as long as
+a thread keeps a core that others want."""
 
 Work = Callable[[float], float]
 """Goes on for so many seconds at least; returns how many one iteration of it takes."""
