@@ -69,7 +69,8 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.engine_on_ranks
 	$(BIN)/python -m comm_plan.benchmarks.compiled_blocks
 	$(BIN)/python -m comm_plan.benchmarks.growing_ratio
-	for task in digits char-lm; do \
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group benchmarks
+	for task in digits char-lm resnet20-mnist; do \
 		$(BIN)/python -m comm_plan.benchmarks.accuracy measure $$task || exit 1; done
 	$(BIN)/python -m comm_plan.benchmarks.accuracy table
 	$(BIN)/python -m comm_plan.benchmarks.deaths

@@ -10,6 +10,7 @@ from comm_plan.plans import (
     Document,
     EmulatedLink,
     Network,
+    PhaseRates,
     Plan,
     Profile,
     Qsgd,
@@ -41,7 +42,9 @@ PROFILE = build.profile(
         "forward_spread": Spread(p05_s=0.019, p95_s=0.025),
         "backward_spread": Spread(p05_s=0.06, p95_s=0.07),
         "contention": Contention(
-            world_size=4, transfer=Rates(compute=0.9, channel=0.8)
+            world_size=4,
+            transfer=Rates(compute=0.9, channel=0.8),
+            compressing=PhaseRates(startup=Rates(compute=0.9, channel=0.1)),
         ),
     }
 )
