@@ -19,13 +19,12 @@ from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Workload
 from comm_plan.workloads.data import cross_entropy
 from comm_plan.workloads.files import Labelled
-from comm_plan.workloads.images import Crop, Scale, fifth_held_out, labelled
+from comm_plan.workloads.images import MNIST, Crop, fifth_held_out, labelled
 from comm_plan.workloads.resnet import ResNet20
 
 RESNET20_MNIST = f"{__name__}:mnist"
 """What the commands call it."""
 
-SCALE = Scale(255.0, (0.1307,) * 3, (0.3081,) * 3)
 CROP = Crop(14, pad=1)
 
 
@@ -50,7 +49,7 @@ def images() -> Labelled:
 def mnist(*, batch_size: int = 8) -> Workload:
     """Return the workload, whose metric is held-out accuracy."""
     training, held_out = fifth_held_out(images())
-    source = labelled(training, held_out, batch_size, SCALE, CROP, augment=True)
+    source = labelled(training, held_out, batch_size, MNIST.scale, CROP, augment=True)
     return Workload(
         name="resnet20-mnist",
         model=ResNet20(),
