@@ -74,19 +74,24 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
         if ranks.world_size > 1:
             jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
             jobs["transfer"] = _transfer(channel, min(TRANSFER_NUMEL, numel))
-        return Contention(
-            world_size=ranks.world_size,
-            compressing=PhaseRates(**_rates(partial(_pass_s, passes), jobs, ranks)),
-            **_rates(partial(_compute_s, trial), jobs, ranks),
-        )
+        works: dict[str, Work] = {
+            "computing": partial(_compute_s, trial),
+            "compressing": partial(_pass_s, passes),
+        }
+        turns = in_turns(ranks, lambda _: _turn(works, jobs, ranks))
+        own = {
+            pair: np.median([turn[pair] for turn in turns], axis=0) for pair in turns[0]
+        }
+        every_rank = ranks.gather_objects(own)
 
+    def beside(work: str) -> dict[str, Rates]:
+        return {job: rates([of[work, job] for of in every_rank]) for job in jobs}
 
-def _rates(work: Work, jobs: Mapping[str, Job], ranks: Transport) -> dict[str, Rates]:
-    """Return the rates of ``work`` and of each job beside each other."""
-    turns = in_turns(ranks, lambda _: _turn(work, jobs, ranks))
-    own = {name: np.median([turn[name] for turn in turns], axis=0) for name in jobs}
-    every_rank = ranks.gather_objects(own)
-    return {name: rates([of[name] for of in every_rank]) for name in jobs}
+    return Contention(
+        world_size=ranks.world_size,
+        compressing=PhaseRates(**beside("compressing")),
+        **beside("computing"),
+    )
 
 
 def rates(measured: Sequence[tuple[float, float]]) -> Rates:
@@ -113,15 +118,16 @@ def _transfer(channel: Transport, numel: int) -> AllReduce:
 
 
 def _turn(
-    work: Work, jobs: Mapping[str, Job], ranks: Transport
-) -> dict[str, tuple[float, float]]:
-    """Return the rates of ``work`` and of each job beside each other, in one turn."""
-    ranks.barrier()
-    alone_s = work(0.0)
+    works: Mapping[str, Work], jobs: Mapping[str, Job], ranks: Transport
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the rates of each work and each job beside each other, in one turn."""
     beside = {}
-    for name, job in jobs.items():
+    for what, work in works.items():
         ranks.barrier()
-        beside[name] = _beside(work, job, alone_s, ranks.device)
+        alone_s = work(0.0)
+        for name, job in jobs.items():
+            ranks.barrier()
+            beside[what, name] = _beside(work, job, alone_s, ranks.device)
     return beside
 
 
@@ -148,10 +154,13 @@ def _compute_s(trial: Trial, at_least_s: float) -> float:
 
 def _pass_s(passes: Job, at_least_s: float) -> float:
     """Return the mean seconds of a pass over memory."""
-    seconds: list[float] = []
-    while sum(seconds) < max(COMPRESSING_S, at_least_s):
-        seconds.append(_seconds(passes))
-    return float(np.mean(seconds))
+    begin_s = time.perf_counter()
+    count, took_s = 0, 0.0
+    while took_s < max(COMPRESSING_S, at_least_s):
+        passes(False)
+        count += 1
+        took_s = time.perf_counter() - begin_s
+    return took_s / count
 
 
 def _seconds(job: Job) -> float:

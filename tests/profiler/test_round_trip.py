@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from comm_plan.plans import Device, Model, Profile, TensorTiming, fingerprint
-from comm_plan.profiler import measure, stopwatch
+from comm_plan.profiler import contention, measure, stopwatch, turns
 from comm_plan.workloads import load, replay
 
 
@@ -27,6 +27,8 @@ def fake_time(monkeypatch):
     fake = FakeTime()
     monkeypatch.setattr(replay, "time", fake)
     monkeypatch.setattr(stopwatch, "time", fake)
+    monkeypatch.setattr(contention, "COMPRESSING_S", 1e-6)  # by another clock
+    monkeypatch.setattr(turns, "LONG_ENOUGH_S", 0.0)
 
 
 def make_profile(steps_s, forward_s, update_s):
