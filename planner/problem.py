@@ -22,6 +22,7 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
+from comm_plan.plans.compression import KINDS, METHODS
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.plan import Plan
@@ -161,6 +162,15 @@ class Settings:
         if self.allow is not None:
             return self.max_ratio if method in self.allow else 1.0
         return evidence.largest_ratio(method, self.accuracy, self.max_ratio)
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return what compressors a profile must know where nobody forces another."""
+        used = {
+            spec.kind
+            for name, (spec, _) in METHODS.items()
+            if spec.lossless or self.ratio_limit(name) > 1
+        }
+        return tuple(kind for kind in KINDS if kind in used)
 
 
 @cache

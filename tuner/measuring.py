@@ -9,7 +9,6 @@ from comm_plan.commbench import sweep
 from comm_plan.commbench.probe import Probed, probe
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
-from comm_plan.plans.compression import KINDS
 from comm_plan.profiler import measure
 from comm_plan.profiler.measure import ITERATIONS, MIN_ITERATIONS
 from comm_plan.transports.base import Transport
@@ -33,12 +32,15 @@ NETWORK_LIMIT = 0.3
 def profiled(
     workload: Workload,
     transport: Transport,
+    kinds: Sequence[str],
     budget_s: float,
     progress: Progress,
     *,
     find_unused_parameters: bool = False,
 ) -> Profile:
     """Return the profile of ``workload``, equal on all ranks.
+
+    Of compressors those of ``kinds``.
 
     Raises:
         InputError: the budget does not suffice for it.
@@ -67,7 +69,7 @@ def profiled(
     return measure(
         workload,
         transport,
-        kinds=tuple(KINDS),
+        kinds=kinds,
         iterations=MIN_ITERATIONS,
         find_unused_parameters=find_unused_parameters,
         progress=watch,

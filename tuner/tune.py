@@ -60,6 +60,7 @@ def tune(
     profile = options.profile or profiled(
         workload,
         transport,
+        settings.kinds(),
         options.budget_s,
         options.progress,
         find_unused_parameters=options.find_unused_parameters,

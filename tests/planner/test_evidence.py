@@ -77,6 +77,7 @@ def test_what_is_allowed_by_name_is_allowed_whatever_is_known(known):
     settings = Settings(allow=("terngrad",))
     assert settings.ratio_limit("terngrad") == settings.max_ratio
     assert settings.ratio_limit("topk") == 1
+    assert settings.kinds() == ("dense", "terngrad")
 
 
 def test_a_sentence_says_what_it_rests_on(known):

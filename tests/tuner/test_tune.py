@@ -266,7 +266,9 @@ def test_profiling_that_takes_longer_than_the_budget_is_given_up(monkeypatch):
 
     monkeypatch.setattr(measuring, "measure", slow)
     with pytest.raises(InputError, match=r"--budget 1: .* at compressors: give 2 or"):
-        measuring.profiled(workload(net(), 1), LocalTransport(), 1.0, lambda *_: None)
+        measuring.profiled(
+            workload(net(), 1), LocalTransport(), (), 1.0, lambda *_: None
+        )
 
 
 def test_the_best_so_far_is_kept_after_every_round(tmp_path):
@@ -481,4 +483,4 @@ def test_a_budget_that_profiling_alone_exceeds_is_refused(tmp_path):
 
     training = workload(net(), 1, loss=slow)
     with pytest.raises(InputError, match="--budget 1"):
-        measuring.profiled(training, LocalTransport(), 1.0, lambda *_: None)
+        measuring.profiled(training, LocalTransport(), (), 1.0, lambda *_: None)
