@@ -3,13 +3,15 @@
 Both may want the same cores, memory or (NCCL) multiprocessors. So iterations run alone
 and beside each of the three things that the communication thread does: messages that
 only start up, messages that are long, and passes over memory as compressors make them.
-The rates are alone over beside each other: of the iterations' medians, and of the means
-of calls beside them. Calls that have to wait for a core take many times as long as the
-others; their sum counts. Of several turns the median counts, of the ranks the mean.
+What counts is backward, as nothing travels beside forward. The rates are alone over
+beside each other: of backward's medians, and of the calls that went on meanwhile, each
+by how much of its time it was beside backward. Calls that have to wait for a core take
+many times as long as the others, and so they count as much more. Of several turns the
+median counts, of the ranks the mean.
 
 Compression, which delays backward, may press the machine otherwise than the model does
-(a replayed one sleeps). So passes over memory run in the iterations' place as well; of
-them, which are short, the mean counts.
+(a replayed one sleeps). So passes over memory run in backward's place as well; of them,
+which are short, the mean counts.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
 from comm_plan.plans import Contention, PhaseRates, Rates
-from comm_plan.profiler.interference import AllReduce, Codec, Job, repeated
+from comm_plan.profiler.interference import AllReduce, Codec, Job, Span, repeated
 from comm_plan.profiler.timings import Trial
 from comm_plan.profiler.turns import in_turns
 from comm_plan.transports.base import Transport
@@ -50,11 +53,25 @@ CALLS = 5
 """Calls of a turn of each alone, and at least about so many beside the iterations."""
 
 COMPRESSING_S = 0.05
-"""Passes in the iterations' place go on for so long at least: for many times as long as
+"""Passes in backward's place go on for so long at least: for many times as long as
 a thread keeps a core that others want."""
 
-Work = Callable[[float], float]
-"""Goes on for so many seconds at least; returns how many one iteration of it takes."""
+
+@dataclass(frozen=True)
+class Worked:
+    """What something beside messages took.
+
+    Attributes:
+        seconds: one time.
+        spans: when it went on, at least once.
+    """
+
+    seconds: float
+    spans: Sequence[Span]
+
+
+Work = Callable[[float], Worked]
+"""Goes on for so many seconds at least."""
 
 
 def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
@@ -75,8 +92,8 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
             jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
             jobs["transfer"] = _transfer(channel, min(TRANSFER_NUMEL, numel))
         works: dict[str, Work] = {
-            "computing": partial(_compute_s, trial),
-            "compressing": partial(_pass_s, passes),
+            "computing": partial(_backward, trial),
+            "compressing": partial(_compress, passes),
         }
         turns = in_turns(ranks, lambda _: _turn(works, jobs, ranks))
         own = {
@@ -124,7 +141,7 @@ def _turn(
     beside = {}
     for what, work in works.items():
         ranks.barrier()
-        alone_s = work(0.0)
+        alone_s = work(0.0).seconds
         for name, job in jobs.items():
             ranks.barrier()
             beside[what, name] = _beside(work, job, alone_s, ranks.device)
@@ -135,32 +152,53 @@ def _beside(
     work: Work, job: Job, alone_s: float, device: torch.device
 ) -> tuple[float, float]:
     """Return the rates of ``work`` and of ``job`` beside each other."""
-    job_s = np.median([_seconds(job) for _ in range(CALLS)])
+    job_s = float(np.median([_seconds(job) for _ in range(CALLS)]))
     with repeated(job, device) as calls:
-        beside_s = work(CALLS * float(job_s))
-        job_beside_s = np.mean(calls) if calls else job_s
-    return alone_s / beside_s, float(job_s / job_beside_s)
+        beside = work(CALLS * job_s)
+    return alone_s / beside.seconds, pace(job_s, calls, beside.spans)
 
 
-def _compute_s(trial: Trial, at_least_s: float) -> float:
-    """Return the median seconds of forward and backward."""
-    begin_s = time.perf_counter()
-    seconds: list[float] = []
-    while len(seconds) < ITERATIONS or time.perf_counter() - begin_s < at_least_s:
+def pace(alone_s: float, calls: Sequence[Span], spans: Sequence[Span]) -> float:
+    """Return how fast ``calls`` went within ``spans``; 1: as alone, also if none did.
+
+    Args:
+        alone_s: what a call takes alone.
+        calls: when they went on, each as fast in its first half as in its second.
+        spans: no two at the same time.
+    """
+    begin, end = np.array(calls or [(0.0, 0.0)]).T
+    within_s = sum(
+        np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
+        for first, last in spans
+    )
+    some = within_s > 0
+    if not some.any():
+        return 1.0
+    done = within_s[some] / (end - begin)[some]
+    return float(alone_s * done.sum() / within_s.sum())
+
+
+def _backward(trial: Trial, at_least_s: float) -> Worked:
+    """Run iterations; what counts is backward, the median."""
+    until_s = time.perf_counter() + at_least_s
+    spans: list[Span] = []
+    while len(spans) < ITERATIONS or time.perf_counter() < until_s:
         timings = trial.run(1, 0)
-        seconds += (timings.forward_s + timings.backward_s).tolist()
-    return float(np.median(seconds))
+        started_s = time.perf_counter() - timings.total_s[0]
+        begin_s = started_s + timings.forward_s[0]
+        spans.append((begin_s, begin_s + timings.backward_s[0]))
+    return Worked(float(np.median([end - begin for begin, end in spans])), spans)
 
 
-def _pass_s(passes: Job, at_least_s: float) -> float:
-    """Return the mean seconds of a pass over memory."""
+def _compress(passes: Job, at_least_s: float) -> Worked:
+    """Pass over memory, again and again; one pass counts, the mean."""
     begin_s = time.perf_counter()
-    count, took_s = 0, 0.0
-    while took_s < max(COMPRESSING_S, at_least_s):
+    count, end_s = 0, begin_s
+    while end_s - begin_s < max(COMPRESSING_S, at_least_s):
         passes(False)
         count += 1
-        took_s = time.perf_counter() - begin_s
-    return took_s / count
+        end_s = time.perf_counter()
+    return Worked((end_s - begin_s) / count, [(begin_s, end_s)])
 
 
 def _seconds(job: Job) -> float:

@@ -20,9 +20,12 @@ from comm_plan.transports.base import Transport
 Job = Callable[[bool], bool]
 """Told whether this rank has finished; returns whether to stop."""
 
+Span = tuple[float, float]
+"""From when to when something went on, by ``time.perf_counter``."""
+
 
 @contextmanager
-def repeated(job: Job, device: torch.device) -> Iterator[list[float]]:
+def repeated(job: Job, device: torch.device) -> Iterator[list[Span]]:
     """Call ``job`` over and over inside the ``with`` block, on a thread of its own.
 
     On CUDA on a stream of its own too.
@@ -32,14 +35,14 @@ def repeated(job: Job, device: torch.device) -> Iterator[list[float]]:
         device: where it works.
 
     Yields:
-        The seconds of each call so far.
+        When each call so far went on.
 
     Raises:
         Exception: what the job raised, after the block.
     """
     finished = threading.Event()
     failures: list[Exception] = []
-    seconds: list[float] = []
+    calls: list[Span] = []
 
     def run() -> None:
         try:
@@ -48,14 +51,14 @@ def repeated(job: Job, device: torch.device) -> Iterator[list[float]]:
                 while not stop:
                     begin_s = time.perf_counter()
                     stop = job(finished.is_set())
-                    seconds.append(time.perf_counter() - begin_s)
+                    calls.append((begin_s, time.perf_counter()))
         except Exception as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield seconds
+        yield calls
     finally:
         finished.set()
         thread.join()

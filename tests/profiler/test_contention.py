@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from comm_plan.plans import Rates
 from comm_plan.profiler import contention as module
-from comm_plan.profiler.contention import contention, rates
+from comm_plan.profiler.contention import Worked, contention, pace, rates
 from comm_plan.profiler.timings import Trial
 from comm_plan.tests.profiler.test_measure import Toy, chain
 from comm_plan.tests.support.harness import run_ranks
@@ -49,9 +49,22 @@ def test_one_rank_has_nothing_to_send():
 def test_a_rate_is_alone_over_beside(monkeypatch):
     """Half as fast; the calls beside it a quarter."""
     monkeypatch.setattr(module, "_seconds", lambda job: 0.1)
-    monkeypatch.setattr(module, "repeated", lambda *_: nullcontext([0.4]))
-    beside = module._beside(lambda _: 2.0, None, 1.0, torch.device("cpu"))
+    monkeypatch.setattr(module, "repeated", lambda *_: nullcontext([(5.0, 5.4)]))
+    work = Worked(2.0, [(5.0, 7.0)])
+    beside = module._beside(lambda _: work, None, 1.0, torch.device("cpu"))
     assert beside == pytest.approx((0.5, 0.25))
+
+
+def test_calls_count_by_how_much_of_them_was_beside():
+    """The second wholly and at half the pace, of the first the last tenth, at full."""
+    calls = [(0.0, 1.0), (1.0, 3.0), (3.0, 4.0)]
+    assert pace(1.0, calls, [(0.9, 3.0)]) == pytest.approx((0.1 + 1.0) / 2.1)
+    assert pace(1.0, calls, [(0.9, 2.0), (2.0, 3.0)]) == pytest.approx(1.1 / 2.1)
+
+
+@pytest.mark.parametrize("calls", [[], [(0.0, 1.0)], [(3.0, 4.0)]])
+def test_what_was_not_beside_is_not_known_to_be_slower(calls):
+    assert pace(9.0, calls, [(1.0, 2.0)]) == 1
 
 
 def test_all_ranks_get_the_same_rates():

@@ -25,11 +25,11 @@ class Counting(ThreadTransport):
 def test_every_rank_all_reduces_equally_often():
     def body(transport):
         channel = Counting(transport.duplicate())
-        with repeated(AllReduce(channel, 7), CPU) as seconds:
+        with repeated(AllReduce(channel, 7), CPU) as spans:
             for _ in range(1 + 20 * transport.rank):  # ranks finish at different times
                 torch.ones(100).sum()
         transport.barrier()
-        assert len(seconds) == len(channel.calls)
+        assert len(spans) == len(channel.calls)
         return channel.calls
 
     calls = run_ranks(3, body)
