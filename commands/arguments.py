@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from comm_plan.errors import InputError
 from comm_plan.planner.solvers import SOLVERS
-from comm_plan.plans.compression import KINDS, METHODS
+from comm_plan.plans.compression import KINDS, METHODS, Dense
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.local import LocalSteps
 
@@ -73,12 +73,13 @@ def kinds_of(text: str) -> tuple[str, ...]:
     """Return which compressors ``--compressors`` means.
 
     A method is called as in ``solve --compressor``, or as its compressor is in plans.
+    To send gradients as they are, which every plan may, is always one.
     """
     if text == "all":
         return tuple(KINDS)
     wanted = () if text == "none" else names(text) or ()
     kinds = (METHODS[name][0].kind if name in METHODS else name for name in wanted)
-    return tuple(dict.fromkeys(kinds))
+    return tuple(dict.fromkeys((Dense().kind, *kinds)))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:

@@ -46,7 +46,7 @@ def profile(
         str,
         typer.Option(
             help="Cost them on the device: all, none, or names as of solve "
-            "--compressor, comma-separated."
+            "--compressor, comma-separated. What is sent as it is always is costed."
         ),
     ] = "all",
     find_unused_parameters: FindUnusedParameters = False,

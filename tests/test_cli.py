@@ -230,7 +230,7 @@ def test_compressors_to_cost_are_called_as_methods(command, monkeypatch, here):
     monkeypatch.setattr("comm_plan.profiler.measure", stop)
     names = "doublesqueeze,topk,gtopk,model-topk,powersgd,topk"
     command.refused("profile", REPLAYED, "--compressors", names)
-    assert given == [("double_squeeze", "topk", "model_topk", "powersgd")]
+    assert given == [("dense", "double_squeeze", "topk", "model_topk", "powersgd")]
 
 
 def test_an_interrupt_ends_with_130(here, command, monkeypatch):
