@@ -22,7 +22,7 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
-from comm_plan.plans.compression import KINDS, METHODS
+from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.plan import Plan
@@ -165,12 +165,12 @@ class Settings:
 
     def kinds(self) -> tuple[str, ...]:
         """Return what compressors a profile must know where nobody forces another."""
-        used = {
+        used = (
             spec.kind
             for name, (spec, _) in METHODS.items()
             if spec.lossless or self.ratio_limit(name) > 1
-        }
-        return tuple(kind for kind in KINDS if kind in used)
+        )
+        return tuple(dict.fromkeys(used))
 
 
 @cache
