@@ -6,7 +6,8 @@ only start up, messages that are long, and passes over memory as compressors mak
 What counts is backward, as nothing travels beside forward. The rates are alone over
 beside each other: of backward's medians, and of the calls that went on meanwhile, each
 by how much of its time it was beside backward. Calls that have to wait for a core take
-many times as long as the others, and so they count as much more. Of several turns the
+many times as long as the others, and so they count as much more. Alone they are
+called as they are beside, for as long and by the same thread. Of several turns the
 median counts, of the ranks the mean.
 
 Compression, which delays backward, may press the machine otherwise than the model does
@@ -50,11 +51,11 @@ ITERATIONS = 5
 time."""
 
 CALLS = 5
-"""Calls of a turn of each alone, and at least about so many beside the iterations."""
+"""About so many calls of a turn at least, of each alone and beside the iterations."""
 
-COMPRESSING_S = 0.05
-"""Passes in backward's place go on for so long at least: for many times as long as
-a thread keeps a core that others want."""
+AT_LEAST_S = 0.05
+"""Passes in backward's place and calls alone go on for so long at least: for many times
+as long as a thread keeps a core that others want."""
 
 
 @dataclass(frozen=True)
@@ -138,24 +139,29 @@ def _turn(
     works: Mapping[str, Work], jobs: Mapping[str, Job], ranks: Transport
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the rates of each work and each job beside each other, in one turn."""
+    jobs_s = {}
+    for name, job in jobs.items():
+        ranks.barrier()
+        jobs_s[name] = _alone(job, ranks.device)
     beside = {}
     for what, work in works.items():
         ranks.barrier()
         alone_s = work(0.0).seconds
         for name, job in jobs.items():
             ranks.barrier()
-            beside[what, name] = _beside(work, job, alone_s, ranks.device)
+            with repeated(job, ranks.device) as calls:
+                worked = work(CALLS * jobs_s[name])
+            pace_beside = pace(jobs_s[name], calls, worked.spans)
+            beside[what, name] = alone_s / worked.seconds, pace_beside
     return beside
 
 
-def _beside(
-    work: Work, job: Job, alone_s: float, device: torch.device
-) -> tuple[float, float]:
-    """Return the rates of ``work`` and of ``job`` beside each other."""
-    job_s = float(np.median([_seconds(job) for _ in range(CALLS)]))
+def _alone(job: Job, device: torch.device) -> float:
+    """Return what a call of ``job`` takes while nothing else goes on, the mean."""
+    long_enough_s = max(AT_LEAST_S, CALLS * _seconds(job))
     with repeated(job, device) as calls:
-        beside = work(CALLS * job_s)
-    return alone_s / beside.seconds, pace(job_s, calls, beside.spans)
+        time.sleep(long_enough_s)
+    return float(np.mean([end - begin for begin, end in calls]))
 
 
 def pace(alone_s: float, calls: Sequence[Span], spans: Sequence[Span]) -> float:
@@ -194,7 +200,7 @@ def _compress(passes: Job, at_least_s: float) -> Worked:
     """Pass over memory, again and again; one pass counts, the mean."""
     begin_s = time.perf_counter()
     count, end_s = 0, begin_s
-    while end_s - begin_s < max(COMPRESSING_S, at_least_s):
+    while end_s - begin_s < max(AT_LEAST_S, at_least_s):
         passes(False)
         count += 1
         end_s = time.perf_counter()

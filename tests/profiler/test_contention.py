@@ -1,5 +1,6 @@
 """Rates say how much what shares something loses, and never more than all of it."""
 
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -48,11 +49,29 @@ def test_one_rank_has_nothing_to_send():
 
 def test_a_rate_is_alone_over_beside(monkeypatch):
     """Half as fast; the calls beside it a quarter."""
-    monkeypatch.setattr(module, "_seconds", lambda job: 0.1)
-    monkeypatch.setattr(module, "repeated", lambda *_: nullcontext([(5.0, 5.4)]))
-    work = Worked(2.0, [(5.0, 7.0)])
-    beside = module._beside(lambda _: work, None, 1.0, torch.device("cpu"))
-    assert beside == pytest.approx((0.5, 0.25))
+    jobs = iter([[(1.0, 1.2), (1.2, 1.2)], [(5.0, 5.4)]])  # alone, and beside
+    monkeypatch.setattr(module, "repeated", lambda *_: nullcontext(next(jobs)))
+    works = iter([Worked(1.0, []), Worked(2.0, [(5.0, 7.0)])])
+    turn = module._turn(
+        {"work": lambda _: next(works)}, {"job": lambda _: True}, LocalTransport()
+    )
+    assert turn["work", "job"] == pytest.approx((0.5, 0.25))
+
+
+def test_calls_alone_go_on_as_long_as_beside():
+    """For many times as long as a thread keeps a core, however short they are."""
+    called_s = []
+
+    def job(finished):
+        called_s.append(time.perf_counter())
+        time.sleep(0.002)
+        return finished
+
+    alone_s = module._alone(job, torch.device("cpu"))
+    assert called_s[-1] - called_s[0] >= module.AT_LEAST_S
+    assert alone_s == pytest.approx(
+        (called_s[-1] - called_s[1]) / (len(called_s) - 2), rel=0.05
+    )
 
 
 def test_calls_count_by_how_much_of_them_was_beside():
