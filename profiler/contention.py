@@ -7,8 +7,9 @@ What counts is backward, as nothing travels beside forward. The rates are alone 
 beside each other: of backward's medians, and of the calls that went on meanwhile, each
 by how much of its time it was beside backward. Calls that have to wait for a core take
 many times as long as the others, and so they count as much more. Alone they are
-called as they are beside, for as long and by the same thread. Of several turns the
-median counts, of the ranks the mean.
+called as they are beside, for as long and by the same thread. A pass over memory takes
+as long as on the rank on which it takes longest, as no message is sent before all have
+encoded their part of it. Of several turns the median counts, of the ranks the mean.
 
 Compression, which delays backward, may press the machine otherwise than the model does
 (a replayed one sleeps). So passes over memory run in backward's place as well; of them,
@@ -18,13 +19,12 @@ which are short, the mean counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 
 from comm_plan.plans import Contention, PhaseRates, Rates
 from comm_plan.profiler.interference import AllReduce, Codec, Job, Span, repeated
@@ -75,6 +75,37 @@ Work = Callable[[float], Worked]
 """Goes on for so many seconds at least."""
 
 
+@dataclass(frozen=True)
+class Messages:
+    """What the communication thread does, over and over.
+
+    Attributes:
+        job: it.
+        ranks: all of them.
+        meet: all-reduces; where there is one, the ranks wait for each other after each
+            job.
+    """
+
+    job: Job
+    ranks: Transport
+    meet: Job | None = None
+
+    @contextmanager
+    def go_on(self) -> Iterator[list[Span]]:
+        """Go on inside the block, and fill the list behind it; a collective call."""
+        spans: list[Span] = []
+        with repeated(self.job, self.ranks.device, self.meet) as calls:
+            yield spans
+        spans += calls if self.meet is None else slowest(self.ranks, calls)
+
+    def alone_s(self) -> float:
+        """Return what a call takes while nothing else goes on, the mean."""
+        long_enough_s = max(AT_LEAST_S, CALLS * _seconds(self.job))
+        with self.go_on() as calls:
+            time.sleep(long_enough_s)
+        return float(np.mean([end - begin for begin, end in calls]))
+
+
 def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     """Return how computation and communication slow each other.
 
@@ -88,10 +119,15 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     passes = Codec(ranks.device, min(CODEC_NUMEL, numel))
     codec = Codec(ranks.device, min(CODEC_NUMEL, numel))
     with closing(ranks.duplicate()) as channel:
-        jobs: dict[str, Job] = {"codec": codec}
+        jobs = {"codec": Messages(codec, ranks)}
         if ranks.world_size > 1:
-            jobs["startup"] = AllReduce(channel, min(STARTUP_NUMEL, numel))
-            jobs["transfer"] = _transfer(channel, min(TRANSFER_NUMEL, numel))
+            startup = AllReduce(channel, min(STARTUP_NUMEL, numel))
+            transfer = _transfer(channel, min(TRANSFER_NUMEL, numel))
+            jobs = {
+                "startup": Messages(startup, ranks),
+                "transfer": Messages(transfer, ranks),
+                "codec": Messages(codec, ranks, meet=startup),
+            }
         works: dict[str, Work] = {
             "computing": partial(_backward, trial),
             "compressing": partial(_compress, passes),
@@ -136,32 +172,34 @@ def _transfer(channel: Transport, numel: int) -> AllReduce:
 
 
 def _turn(
-    works: Mapping[str, Work], jobs: Mapping[str, Job], ranks: Transport
+    works: Mapping[str, Work], jobs: Mapping[str, Messages], ranks: Transport
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the rates of each work and each job beside each other, in one turn."""
     jobs_s = {}
-    for name, job in jobs.items():
+    for name, messages in jobs.items():
         ranks.barrier()
-        jobs_s[name] = _alone(job, ranks.device)
+        jobs_s[name] = messages.alone_s()
     beside = {}
     for what, work in works.items():
         ranks.barrier()
         alone_s = work(0.0).seconds
-        for name, job in jobs.items():
+        for name, messages in jobs.items():
             ranks.barrier()
-            with repeated(job, ranks.device) as calls:
+            with messages.go_on() as calls:
                 worked = work(CALLS * jobs_s[name])
             pace_beside = pace(jobs_s[name], calls, worked.spans)
             beside[what, name] = alone_s / worked.seconds, pace_beside
     return beside
 
 
-def _alone(job: Job, device: torch.device) -> float:
-    """Return what a call of ``job`` takes while nothing else goes on, the mean."""
-    long_enough_s = max(AT_LEAST_S, CALLS * _seconds(job))
-    with repeated(job, device) as calls:
-        time.sleep(long_enough_s)
-    return float(np.mean([end - begin for begin, end in calls]))
+def slowest(ranks: Transport, calls: Sequence[Span]) -> list[Span]:
+    """Return the calls, each as long as on the rank on which it took longest.
+
+    A collective call; there are equally many on all ranks.
+    """
+    begin, end = np.array(calls).T
+    longest_s = np.max(ranks.gather_objects(end - begin), axis=0)
+    return list(zip(begin.tolist(), (begin + longest_s).tolist(), strict=True))
 
 
 def pace(alone_s: float, calls: Sequence[Span], spans: Sequence[Span]) -> float:

@@ -25,7 +25,9 @@ Span = tuple[float, float]
 
 
 @contextmanager
-def repeated(job: Job, device: torch.device) -> Iterator[list[Span]]:
+def repeated(
+    job: Job, device: torch.device, meet: Job | None = None
+) -> Iterator[list[Span]]:
     """Call ``job`` over and over inside the ``with`` block, on a thread of its own.
 
     On CUDA on a stream of its own too.
@@ -33,6 +35,7 @@ def repeated(job: Job, device: torch.device) -> Iterator[list[Span]]:
     Args:
         job: what to call.
         device: where it works.
+        meet: called after each, and it says whether to stop; None: the job does.
 
     Yields:
         When each call so far went on.
@@ -52,6 +55,8 @@ def repeated(job: Job, device: torch.device) -> Iterator[list[Span]]:
                     begin_s = time.perf_counter()
                     stop = job(finished.is_set())
                     calls.append((begin_s, time.perf_counter()))
+                    if meet is not None:
+                        stop = meet(finished.is_set())
         except Exception as error:
             failures.append(error)
 

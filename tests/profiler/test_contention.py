@@ -4,13 +4,19 @@ import time
 from contextlib import nullcontext
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_plan.plans import Rates
 from comm_plan.profiler import contention as module
-from comm_plan.profiler.contention import Worked, contention, pace, rates
+from comm_plan.profiler.contention import (
+    Messages,
+    Worked,
+    contention,
+    pace,
+    rates,
+    slowest,
+)
 from comm_plan.profiler.timings import Trial
 from comm_plan.tests.profiler.test_measure import Toy, chain
 from comm_plan.tests.support.harness import run_ranks
@@ -52,9 +58,9 @@ def test_a_rate_is_alone_over_beside(monkeypatch):
     jobs = iter([[(1.0, 1.2), (1.2, 1.2)], [(5.0, 5.4)]])  # alone, and beside
     monkeypatch.setattr(module, "repeated", lambda *_: nullcontext(next(jobs)))
     works = iter([Worked(1.0, []), Worked(2.0, [(5.0, 7.0)])])
-    turn = module._turn(
-        {"work": lambda _: next(works)}, {"job": lambda _: True}, LocalTransport()
-    )
+    ranks = LocalTransport()
+    messages = Messages(lambda _: True, ranks)
+    turn = module._turn({"work": lambda _: next(works)}, {"job": messages}, ranks)
     assert turn["work", "job"] == pytest.approx((0.5, 0.25))
 
 
@@ -67,11 +73,22 @@ def test_calls_alone_go_on_as_long_as_beside():
         time.sleep(0.002)
         return finished
 
-    alone_s = module._alone(job, torch.device("cpu"))
+    alone_s = Messages(job, LocalTransport()).alone_s()
     assert called_s[-1] - called_s[0] >= module.AT_LEAST_S
     assert alone_s == pytest.approx(
         (called_s[-1] - called_s[1]) / (len(called_s) - 2), rel=0.05
     )
+
+
+def test_a_call_takes_as_long_as_on_the_slowest_rank():
+    own = [[(1.0, 2.0), (3.0, 3.1)], [(7.0, 7.5), (8.0, 8.4)]]
+
+    def body(transport):
+        return slowest(transport, own[transport.rank])
+
+    first, second = run_ranks(2, body)
+    assert first == [(1.0, 2.0), (3.0, pytest.approx(3.4))]
+    assert second == [(7.0, 8.0), (8.0, pytest.approx(8.4))]
 
 
 def test_calls_count_by_how_much_of_them_was_beside():
