@@ -68,7 +68,12 @@ BUCKET_NUMEL, MOST_TENSORS = 2**21, 64
 FURTHER = 4
 """So many messages more are decoded to see what each adds."""
 
-_REPETITIONS = 3
+REPETITIONS = (5, 9)
+"""Fewest, and most where they are short."""
+
+LONG_ENOUGH_S = 0.1
+"""A point's short repetitions go on for so long."""
+
 _WARMUP = 1
 _MOMENTUM = 0.9
 
@@ -85,7 +90,7 @@ def compression_costs(
     """Return the ``compression`` of a profile.
 
     Args:
-        largest_numel: elements of the largest bucket, such as the whole model.
+        largest_numel: elements of the largest tensor.
         kinds: which compressors to measure.
         densities: k / numel, for those that have a density; None: :data:`DENSITIES`,
             and :data:`MOST_SENT` where the data decides it.
@@ -211,9 +216,13 @@ def _seconds(
     second_moment = None if moment is None else torch.full_like(gradient, moment)
     means = torch.empty(tensors, numel, device=device)
     laps: list[tuple[float, float, float, float]] = []
-    for step in range(_WARMUP + _REPETITIONS):
+    fewest, most = REPETITIONS
+    until_s = _now(device) + LONG_ENOUGH_S
+    while len(laps) < _WARMUP + most:
+        if len(laps) >= _WARMUP + fewest and _now(device) > until_s:
+            break
         _empty(compressor)
-        compressor.step = step
+        compressor.step = len(laps)
         begin_s = _now(device)
         for index in range(tensors):
             if not compressor.carries_nonfinite:

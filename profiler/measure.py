@@ -116,10 +116,10 @@ def _timed(
     watch: Callable[[str], PassProgress],
 ) -> Profile:
     """Return what can be timed; the iterations train the model."""
-    numel = numel_of(trainable(workload.model))
+    parameters = trainable(workload.model)
     timed.window()
     costs = compression_costs(
-        numel,
+        max(parameter.numel() for parameter in parameters.values()),
         kinds=kinds,
         device=str(ranks.device),
         transport=ranks,
@@ -128,7 +128,7 @@ def _timed(
     timed.window()
     lag_s = _lag_s(timed.trial, ranks)
     apart = Trial(workload, ranks)
-    beside = contention(apart, ranks, numel)
+    beside = contention(apart, ranks, numel_of(parameters))
     found = ranks.gather_objects(apart.look())
     timed.window()
     so_far = with_findings(_assembled(workload, timed, lag_s), found)

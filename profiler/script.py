@@ -164,7 +164,7 @@ class profile:
         found = self._ranks.gather_objects((moments, self._rows))
         profile = with_findings(profile, found)
         costs = compression_costs(
-            profile.model.parameters,
+            max(tensor.numel for tensor in profile.tensors),
             kinds=self._compressors,
             device=str(self._device),
             transport=self._ranks,

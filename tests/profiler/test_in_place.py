@@ -25,7 +25,8 @@ DELAY_S, THREAD_S = 0.25, 0.5
 
 def with_costs(profile, kinds):
     """Return ``profile`` with what compressors cost on their own."""
-    costs = compression_costs(profile.model.parameters, kinds=kinds)
+    largest = max(tensor.numel for tensor in profile.tensors)
+    costs = compression_costs(largest, kinds=kinds)
     return profile.model_copy(update={"compression": costs})
 
 

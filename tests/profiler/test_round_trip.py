@@ -27,7 +27,7 @@ def fake_time(monkeypatch):
     fake = FakeTime()
     monkeypatch.setattr(replay, "time", fake)
     monkeypatch.setattr(stopwatch, "time", fake)
-    monkeypatch.setattr(contention, "COMPRESSING_S", 1e-6)  # by another clock
+    monkeypatch.setattr(contention, "AT_LEAST_S", 1e-6)  # by another clock
     monkeypatch.setattr(turns, "LONG_ENOUGH_S", 0.0)
 
 
