@@ -120,11 +120,13 @@ class Words(nn.Module):
 
 
 class Complex(nn.Module):
+    """So small that it does not diverge: that would multiply roundings."""
+
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(8, 8)
-        self.phases = nn.Parameter(torch.randn(8, 4, dtype=torch.complex64))
-        self.scale = nn.Parameter(torch.randn((), dtype=torch.complex64))
+        self.phases = nn.Parameter(0.3 * torch.randn(8, 4, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.tensor(0.5 + 0.5j))
 
     def forward(self, x):
         return (self.first(x).to(torch.complex64) @ self.phases * self.scale).abs()
