@@ -216,11 +216,9 @@ def _seconds(
     second_moment = None if moment is None else torch.full_like(gradient, moment)
     means = torch.empty(tensors, numel, device=device)
     laps: list[tuple[float, float, float, float]] = []
-    fewest, most = REPETITIONS
+    fewest, most = (_WARMUP + count for count in REPETITIONS)
     until_s = _now(device) + LONG_ENOUGH_S
-    while len(laps) < _WARMUP + most:
-        if len(laps) >= _WARMUP + fewest and _now(device) > until_s:
-            break
+    while len(laps) < fewest or (len(laps) < most and _now(device) <= until_s):
         _empty(compressor)
         compressor.step = len(laps)
         begin_s = _now(device)

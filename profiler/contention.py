@@ -7,7 +7,7 @@ What counts is backward, as nothing travels beside forward. The rates are alone 
 beside each other: of backward's medians, and of the calls that went on meanwhile, each
 by how much of its time it was beside backward. Calls that have to wait for a core take
 many times as long as the others, and so they count as much more. Alone they are
-called as they are beside, for as long and by the same thread. A pass over memory takes
+called as they are beside, many times and by the same thread. A pass over memory takes
 as long as on the rank on which it takes longest, as no message is sent before all have
 encoded their part of it. Of several turns the median counts, of the ranks the mean.
 
@@ -119,15 +119,14 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     passes = Codec(ranks.device, min(CODEC_NUMEL, numel))
     codec = Codec(ranks.device, min(CODEC_NUMEL, numel))
     with closing(ranks.duplicate()) as channel:
-        jobs = {"codec": Messages(codec, ranks)}
+        jobs = {}
+        startup = None
         if ranks.world_size > 1:
             startup = AllReduce(channel, min(STARTUP_NUMEL, numel))
             transfer = _transfer(channel, min(TRANSFER_NUMEL, numel))
-            jobs = {
-                "startup": Messages(startup, ranks),
-                "transfer": Messages(transfer, ranks),
-                "codec": Messages(codec, ranks, meet=startup),
-            }
+            jobs["startup"] = Messages(startup, ranks)
+            jobs["transfer"] = Messages(transfer, ranks)
+        jobs["codec"] = Messages(codec, ranks, meet=startup)
         works: dict[str, Work] = {
             "computing": partial(_backward, trial),
             "compressing": partial(_compress, passes),
