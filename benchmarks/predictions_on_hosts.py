@@ -27,10 +27,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from comm_plan import units
-from comm_plan.benchmarks import profiles, tables
+from comm_plan.benchmarks import blocks, profiles, tables
 from comm_plan.benchmarks.cnn import CNN
 from comm_plan.benchmarks.commands import (
     ANY_ACCURACY,
@@ -56,8 +54,6 @@ UNLIMITED = "none"
 TUNED = "tuned"
 AFTER = "after"
 """Folder of what was measured again behind the rounds."""
-RESAMPLED = 10_000
-
 Costs = tuple[Profile, Network]
 
 
@@ -292,35 +288,47 @@ def after_sentence(
 
 
 def tuned_sentence(
-    rows: list[tables.Line], times: dict[str, list[float]], tuning: Tuning | None
+    rows: list[tables.Line],
+    times: blocks.Times,
+    iterations: int,
+    tuning: Tuning | None,
 ) -> str:
-    """Return how the tuned plan compares with the best of all, "" without a tuning."""
+    """Return how the tuned plan compares with the best of all, "" without a tuning.
+
+    Args:
+        rows: fastest first.
+        times: of all variants.
+        iterations: of a block.
+        tuning: what was tried.
+    """
     if tuning is None:
         return ""
     best = rows[0]
     tuned_s = next(row.measured_s for row in rows if row.name == TUNED)
-    low, high = ratio_between(times[TUNED], times[best.name])
+    low, high = blocks.ratio_between(times[TUNED], times[best.name], iterations)
+    behind = blocks.behind_best(times, TUNED, iterations)
     return (
         f"- The tuned plan takes {tuned_s / best.measured_s - 1:.1%} longer than the "
-        f"fastest of all, {best.name} (95 % of resampled iterations: {low - 1:+.1%} to "
-        f"{high - 1:+.1%}). `tune` said: {tuning.advice}.\n"
+        f"fastest of all, {best.name} (95 % of resampled rounds: {low - 1:+.1%} to "
+        f"{high - 1:+.1%}); than what is fastest in one half of the blocks it takes "
+        f"{behind - 1:.1%} longer in the other. `tune` said: {tuning.advice}.\n"
     )
 
 
-def ratio_between(times: list[float], others: list[float]) -> tuple[float, float]:
-    """Return between what the medians' ratio lies in 95 % of bootstrapped samples."""
-    draws = np.random.default_rng(0)
-    medians = (
-        np.median(draws.choice(each, (RESAMPLED, len(each))), axis=1)
-        for each in (times, others)
+def scatter_sentence(times: blocks.Times, iterations: int) -> str:
+    """Return how much of an error may be the measurement's."""
+    of_one = blocks.scatter(times, iterations)
+    count = min(map(len, times.values())) // iterations
+    return (
+        f"Blocks of {iterations} iterations of one variant scatter by {of_one:.1%} "
+        f"(standard deviation), and so {count} of them by {of_one / count**0.5:.1%}, "
+        "whatever was predicted."
     )
-    low, high = np.percentile(np.divide(*medians), (2.5, 97.5)).tolist()
-    return low, high
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = hosts_parser(__doc__, rounds=2, iterations=8)
+    parser = hosts_parser(__doc__, rounds=5, iterations=4)
     parser.add_argument("--budget", type=float, default=40, help="of the sweep")
     parser.add_argument("--workload", choices=("cnn", "replay"), default="cnn")
     parser.add_argument(
@@ -356,14 +364,15 @@ def main() -> None:
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
-        f"{tuned_sentence(rows, seconds, tuning)}"
+        f"{tuned_sentence(rows, seconds, arguments.iterations, tuning)}"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "
         f"{units.seconds(profile.handoff_s)}; {units.nbytes(profile.nbytes)} of "
         "gradients.\n"
         f"- {rows[0].iterations} timed iterations a variant, in turns within one run; "
-        "an iteration's time is the mean of the ranks.\n"
+        "an iteration's time is the mean of the ranks. "
+        f"{scatter_sentence(seconds, arguments.iterations)}\n"
         f"- {drift_sentence(profile, rounds_s)} Predictions at that speed: "
         f"{tables.error_sentence(steady)}.\n"
         f"{after_sentence(after, rows, loaded, costs)}"

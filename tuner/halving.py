@@ -3,7 +3,8 @@
 Within a round the plans take turns, in one order and then in the other (A B B A), so
 that a machine that gets slower or faster meanwhile does so for all of them. The
 baseline is in every round: what is said of a plan is said against it, measured at the
-same time.
+same time. Which of the last few is fastest is the hardest to tell: where time is short,
+a round leaves as much to those behind it as it takes.
 
 An iteration of one plan may take twenty times as long as one of another, and the
 slowest decides how many there is time for. So plans that take less have more of them in
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,11 +25,16 @@ from comm_plan.plans import Round
 from comm_plan.profiler.timings import SecondsArray
 from comm_plan.tuner.trials import Block, warm_up_of
 
-ROUNDS = (6, 20, 80)
-"""Iterations of the slowest plan in a round; the budget may allow fewer in the last."""
+ROUNDS = (6, 20, 80, 80)
+"""Iterations of the slowest plan in a round; the budget may allow fewer."""
 
-TURN = 20
-"""Iterations of a plan before it is the next one's turn, at most."""
+TURN = (5, 20)
+"""Iterations of a plan before it is the next one's turn: fewest, and most where they
+are short. Blocks of one plan differ by as much as the iterations of one block, 5 to 9 %
+on two shared cores: so many short ones tell more than a few long ones."""
+
+TURN_S = 1.0
+"""Short iterations go on for so long."""
 
 FEWEST = 4
 """A round of fewer iterations would say nothing: it is not begun."""
@@ -37,6 +44,16 @@ START_S = 1.0
 
 Measure = Callable[[str, int], Block]
 """Runs a plan for so many counted iterations."""
+
+
+class Split(NamedTuple):
+    """How a round is split: plans take turns, in one order and then in the other."""
+
+    pairs: int
+    """How many times both."""
+
+    each: int
+    """Iterations of the slowest plan in a turn."""
 
 
 class Halving:
@@ -79,39 +96,61 @@ class Halving:
     def rounds(self, wished: Sequence[int] = ROUNDS) -> Iterator[dict[str, Round]]:
         """Yield what each plan took, by name, in each round.
 
-        The last round may have fewer iterations than are wished. One that some plans
-        did not get to is left out, as it compares nothing, unless it is the first.
+        A round may have fewer iterations than are wished. One that some plans did not
+        get to is left out, as it compares nothing, unless it is the first.
         """
         running = list(self._iteration_s)
-        for number, iterations in enumerate(wished):
-            turns = 2 * math.ceil(iterations / (2 * TURN))
-            wanted = iterations // turns
-            each = self._fitting(running, turns, wanted)
-            if turns * each < FEWEST:
+        as_wished = True
+        coming = _coming(wished, len(running) - 1)
+        for number, iterations in enumerate(coming):
+            splits = self._splits(running, iterations)
+            rounds_left = len(coming) - number if number else 1
+            split = self._fitting(running, splits, rounds_left)
+            if split is None:
                 return
-            results = self._round(self._turn(running, each), turns)
+            results = self._round(running, split)
             all_ran = len(results) == len(running)
             if all_ran or (results and number == 0):
                 yield results
-            if not all_ran or each < wanted:
+            if not all_ran:
                 return
+            as_wished = as_wished and split == splits[0]
             running = self._faster_half(running)
-        self.complete = True
+        self.complete = as_wished
 
-    def _fitting(self, running: Sequence[str], turns: int, wanted: int) -> int:
-        """Return how many iterations, as for :meth:`_turn`, fit into what is left.
+    def _splits(self, running: Sequence[str], iterations: int) -> list[Split]:
+        """Return what a round may be, longest first.
 
         Args:
             running: the plans.
-            turns: of every plan.
-            wanted: no more than these.
+            iterations: of the longest, at least.
+        """
+        fewest, most = TURN
+        longest = min(max(fewest, int(TURN_S / self._slowest_s(running))), most)
+        pairs = math.ceil(iterations / (2 * longest))
+        each = math.ceil(iterations / (2 * pairs))
+        fewer = [Split(number, each) for number in range(pairs, 0, -1)]
+        shorter = [Split(1, number) for number in range(each - 1, 0, -1)]
+        return [s for s in fewer + shorter if 2 * s.pairs * s.each >= FEWEST]
+
+    def _fitting(
+        self, running: Sequence[str], splits: Sequence[Split], rounds_left: int
+    ) -> Split | None:
+        """Return the first of ``splits`` for which there is time; None: for none is.
+
+        Args:
+            running: the plans.
+            splits: as from :meth:`_splits`.
+            rounds_left: that share what is left, unless one alone needs all of it.
         """
         left_s = self._left_s()
-        for each in range(wanted, 0, -1):
-            turn = self._turn(running, each)
-            if turns * sum(map(self._needed_s, turn, turn.values())) <= left_s:
-                return each
-        return 0
+        for share_s in (left_s / rounds_left, left_s):
+            for split in splits:
+                turn = self._turn(running, split.each)
+                order = self._order(turn, split.pairs)
+                if sum(self._needed_s(name, turn[name]) for name in order) <= share_s:
+                    return split
+        return None
 
     def _turn(self, running: Sequence[str], each: int) -> dict[str, int]:
         """Return the iterations of each of ``running`` in a turn.
@@ -120,15 +159,21 @@ class Halving:
             running: the plans.
             each: those of the slowest, the baseline apart.
         """
-        seconds = {name: self._iteration_s[name] for name in running}
-        baseline_s = seconds.pop(self._baseline)
-        longest_s = each * max(seconds.values(), default=baseline_s)
-        turn = {
-            name: max(each, min(TURN, math.floor(longest_s / own_s)))
-            for name, own_s in seconds.items()
+        longest_s = each * self._slowest_s(running)
+        in_its_time = {
+            name: math.floor(longest_s / self._iteration_s[name]) for name in running
         }
-        in_its_time = math.floor(longest_s / baseline_s)
-        return {self._baseline: min(each, max(FEWEST // 2, in_its_time)), **turn}
+        turn = {
+            name: max(each, min(TURN[1], fitting))
+            for name, fitting in in_its_time.items()
+        }
+        of_baseline = min(each, max(FEWEST // 2, in_its_time[self._baseline]))
+        return {**turn, self._baseline: of_baseline}
+
+    def _slowest_s(self, running: Sequence[str]) -> float:
+        """Return what an iteration of the slowest takes, the baseline apart."""
+        others = [name for name in running if name != self._baseline]
+        return max(self._iteration_s[name] for name in others or [self._baseline])
 
     def _needed_s(self, name: str, iterations: int) -> float:
         whole = self._whole(name, iterations)
@@ -139,17 +184,29 @@ class Halving:
         every = self._round_steps.get(name, 1)
         return -(-iterations // every) * every
 
-    def _round(self, turn: Mapping[str, int], turns: int) -> dict[str, Round]:
-        """Return what was measured; no turn is begun that would not fit any more.
+    def _order(self, turn: Mapping[str, int], pairs: int) -> list[str]:
+        """Return whose turn it is: all, in one order and then in the other, each time.
+
+        The baseline is left out of some, where its turns take longer than others'.
 
         Args:
             turn: iterations of each plan in a turn.
-            turns: of every plan.
+            pairs: how many times.
         """
+        needed_s = {name: self._needed_s(name, turn[name]) for name in turn}
+        baseline_s = needed_s.pop(self._baseline)
+        every = max(1, round(baseline_s / max(needed_s.values(), default=baseline_s)))
+        order: list[str] = []
+        for number in range(pairs):
+            names = tuple(turn) if number % every == 0 else tuple(needed_s)
+            order += (*names, *reversed(names))
+        return order
+
+    def _round(self, running: Sequence[str], split: Split) -> dict[str, Round]:
+        """Return what was measured; no turn is begun that would not fit any more."""
+        turn = self._turn(running, split.each)
         seconds: dict[str, list[SecondsArray]] = {name: [] for name in turn}
-        names = tuple(turn)
-        order = (*names, *reversed(names)) * (turns // 2)
-        for name in order:
+        for name in self._order(turn, split.pairs):
             if self._left_s() < self._caution(name) * self._needed_s(name, turn[name]):
                 break
             block = self._measure(name, turn[name])
@@ -180,6 +237,22 @@ class Halving:
         others.sort(key=lambda name: self._iteration_s[name])
         kept = others[: math.ceil(len(others) / 2)]
         return [name for name in running if name == self._baseline or name in kept]
+
+
+def _coming(wished: Sequence[int], plans: int) -> list[int]:
+    """Return the rounds but those that do the same again to a plan that is left alone.
+
+    Args:
+        wished: iterations of each.
+        plans: in the first, the baseline apart.
+    """
+    coming: list[int] = []
+    for iterations in wished:
+        if plans <= 1 and iterations in coming:
+            break
+        coming.append(iterations)
+        plans = math.ceil(plans / 2)
+    return coming
 
 
 def _summary(seconds: SecondsArray) -> Round:
