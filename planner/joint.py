@@ -87,20 +87,45 @@ class _States:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sent:
-    """How a bucket travels.
+class _Way:
+    """How buckets from each of S places to each of as many may travel.
 
     Attributes:
         which: the option's index.
         option: it.
-        ahead_s: of compression taken to follow.
+        first: [S] the first place from which a bucket may go to each.
+        startup_s, travel_s, codec_s: [S, S] seconds of the channel, from and to each.
+        ahead_s: [L + 1] of compression taken to follow.
         rates: of computation and messages beside each other, if all travels so.
     """
 
     which: int
     option: Option
-    ahead_s: float
+    first: IntArray
+    startup_s: FloatArray
+    travel_s: FloatArray
+    codec_s: FloatArray
+    ahead_s: FloatArray
     rates: PhaseRates | None
+
+    def places(self, to: int) -> slice:
+        """Return from where a bucket may go to place ``to``."""
+        return slice(int(self.first[to]), to + 1)
+
+
+def _ways(
+    problem: Problem, options: Sequence[Option], begins: IntArray, ends: IntArray
+) -> list[_Way]:
+    """Return how buckets may travel that begin at ``begins`` and end at ``ends``."""
+    ahead = _compression_ahead(options)
+    ways = []
+    for which, (option, ahead_s) in enumerate(zip(options, ahead, strict=True)):
+        earliest = _earliest_starts(problem, option)[ends - 1]
+        phases_s = option.phases_s(begins[:, None], ends[None, :])
+        rates = problem.compute.rates_beside(float(ahead_s[0]))
+        first = np.searchsorted(begins, earliest)
+        ways.append(_Way(which, option, first, *phases_s, ahead_s, rates))
+    return ways
 
 
 def best(
@@ -124,21 +149,20 @@ def best(
     """
     ends = np.arange(1, len(problem) + 1) if cuts is None else cuts
     begins = np.concatenate([[0], ends[:-1]])
-    earliest = [_earliest_starts(problem, option) for option in options]
+    ways = _ways(problem, options, begins, ends)
     limit = (limit_s - problem.compute.update_s) * (1 + 1e-12)
-    rest = _least_rest(options, earliest, begins)
-    ahead = _compression_ahead(options)
-    beside_all = [problem.compute.rates_beside(float(of[0])) for of in ahead]
+    rest = _least_rest(ways, begins, ends)
     none = np.zeros(1, dtype=np.int64)
     states = _States(np.zeros(1), np.zeros(1), none, none, none)
-    for stop in ends.tolist():
-        reached = []
-        for which, (option, first) in enumerate(zip(options, earliest, strict=True)):
-            starts = begins[(begins >= first[stop - 1]) & (begins < stop)]
-            sent = _Sent(which, option, ahead[which][stop], beside_all[which])
-            more = _extend(problem, states, sent, starts, stop)
-            reached.append(_promising(problem, more, rest[:, stop], limit))
-        states = _joined([states, _frontier(_joined(reached), resolution_s)])
+    for to, stop in enumerate(ends.tolist()):
+        reached = _joined(
+            [
+                _extend(problem, states, way, begins[way.places(to)], to, stop)
+                for way in ways
+            ]
+        )
+        promising = _promising(problem, reached, rest[:, stop], limit)
+        states = _joined([states, _frontier(promising, resolution_s)])
     last = states.since(len(problem))
     if last == len(states.x):
         return None
@@ -184,29 +208,38 @@ def cuts(problem: Problem, options: Sequence[Option]) -> IntArray:
 
 
 def _extend(
-    problem: Problem, states: _States, sent: _Sent, starts: IntArray, stop: int
+    problem: Problem, states: _States, way: _Way, starts: IntArray, to: int, stop: int
 ) -> _States:
-    """Send ``start..stop`` as ``sent`` from every state of each of ``starts``."""
-    option = sent.option
-    compute_s = problem.compute.backward_end_s + sent.ahead_s
+    """Send ``start..stop`` by ``way`` from every state of each of ``starts``.
+
+    Args:
+        problem: the model and the network.
+        states: all so far.
+        way: how.
+        starts: where buckets may begin, the ``way.places(to)``.
+        to: the place of ``stop``.
+        stop: where they end.
+    """
+    option = way.option
+    compute_s = problem.compute.backward_end_s + way.ahead_s[stop]
     begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
     x = states.x[begin:] + (option.compress_s[stop] - option.compress_s[prefix])
     handoff = problem.compute.handoffs_s[stop - 1]
     ready = problem.compute.ready_s[stop - 1] + x + handoff
     f = np.maximum(states.f[begin:], ready)
-    which_start = np.searchsorted(starts, prefix)
-    channel = option.phases_s(starts, stop)
-    for seconds, rates in phases(sent.rates, *channel):
+    here = way.places(to).start + np.searchsorted(starts, prefix)
+    channel = (each[here, to] for each in (way.startup_s, way.travel_s, way.codec_s))
+    for seconds, rates in phases(way.rates, *channel):
         left = np.maximum(0.0, compute_s + x - f)
-        takes, loses = beside(seconds[which_start], left, rates, np.minimum)
+        takes, loses = beside(seconds, left, rates, np.minimum)
         f, x = f + takes, x + loses
     return _States(
         x,
         f,
         np.full(len(x), stop),
         np.arange(begin, begin + len(x)),
-        np.full(len(x), sent.which),
+        np.full(len(x), way.which),
     )
 
 
@@ -223,15 +256,21 @@ def _joined(parts: Sequence[_States]) -> _States:
 def _promising(
     problem: Problem, states: _States, rest: FloatArray, limit: float
 ) -> _States:
-    """Return the states that may still end within ``limit``."""
+    """Return the states that may still end within ``limit``.
+
+    Args:
+        problem: the model and the network.
+        states: of one prefix.
+        rest: [W] of :func:`_least_rest` for it.
+        limit: when computation and channel shall have ended.
+    """
     if not np.isfinite(limit):
         return states
     compute = problem.compute
-    keep = compute.backward_end_s + states.x <= limit
-    for weight, least in zip(WEIGHTS, rest, strict=True):
-        last = compute.ready_s[-1] + compute.handoffs_s[-1] + states.x
-        end = weight * last + (1 - weight) * states.f
-        keep &= end + least <= limit
+    last = compute.ready_s[-1] + compute.handoffs_s[-1] + states.x
+    weights = np.array(WEIGHTS)[:, None]
+    ends = weights * last + (1 - weights) * states.f + rest[:, None]
+    keep = (compute.backward_end_s + states.x <= limit) & (ends <= limit).all(axis=0)
     return states.at(np.flatnonzero(keep))
 
 
@@ -244,9 +283,7 @@ def _frontier(states: _States, resolution_s: float) -> _States:
     return states.at(order[np.diff(lowest, prepend=np.inf) < 0])
 
 
-def _least_rest(
-    options: Sequence[Option], earliest: Sequence[IntArray], begins: IntArray
-) -> FloatArray:
+def _least_rest(ways: Sequence[_Way], begins: IntArray, ends: IntArray) -> FloatArray:
     """Return what sending the tensors from each on costs at least, weighted.
 
     A plan ends no sooner than its last bucket after all compression, and no sooner
@@ -260,16 +297,18 @@ def _least_rest(
     Returns:
         [W, L + 1] for each weight and each prefix that is sent already.
     """
-    tensors = len(earliest[0])
+    tensors = int(ends[-1])
     rest = np.full((len(WEIGHTS), tensors + 1), np.inf)
     rest[:, tensors] = 0.0
     weights = np.array(WEIGHTS)[:, None]
-    for stop in [tensors, *begins[:0:-1].tolist()]:
+    channels = [way.startup_s + way.travel_s + way.codec_s for way in ways]
+    for to, stop in reversed(list(enumerate(ends.tolist()))):
         on_channel = 1.0 if stop == tensors else 1 - weights
-        for option, first in zip(options, earliest, strict=True):
-            begin = begins[(begins >= first[stop - 1]) & (begins < stop)]
-            compress = option.compress_s[stop] - option.compress_s[begin]
-            cost = weights * compress + on_channel * option.channel_s(begin, stop)
+        for way, channel_s in zip(ways, channels, strict=True):
+            begin = begins[way.places(to)]
+            compress_s = way.option.compress_s
+            compress = compress_s[stop] - compress_s[begin]
+            cost = weights * compress + on_channel * channel_s[way.places(to), to]
             rest[:, begin] = np.minimum(rest[:, begin], cost + rest[:, [stop]])
     return rest
 

@@ -115,7 +115,7 @@ def profiled(tmp_path_factory):
     @cache
     def profiles(name):
         folder = tmp_path_factory.mktemp(name)
-        run(EXAMPLES / f"{name}.py", "profile", cwd=folder)
+        forked.script(EXAMPLES / f"{name}.py", "profile", cwd=folder)
         written = PROFILES.get(name, ["profile"])
         return [Profile.load(folder / f"{each}.json") for each in written]
 

@@ -1,10 +1,9 @@
-"""Ranks that are forks of one process, so that PyTorch is imported once for all.
+"""Programs and ranks that are forks of one process, which has PyTorch imported.
 
-    python -m comm_plan.tests.support.forked MODULE RANKS [ARGUMENT ...]
+An import takes far longer than what most of these programs do. The process is started
+for the first of them, and ends with the tests.
 
-Every rank calls ``main`` of MODULE, with torchrun's variables. When one fails the
-others are ended. An import takes far longer than what most of these programs do.
-
+:func:`run` gives every rank torchrun's variables; when one fails the others are ended.
 The ranks leave without an end of their interpreters.
 PyTorch never frees the process group of a DDP model: gloo's threads outlive
 ``destroy_process_group()``, and would abort a process in which they still drop a tensor
@@ -16,21 +15,29 @@ at before.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from torch.multiprocessing import start_processes
 
-from comm_plan.tests.support.harness import import_before_forking
 from comm_plan.transports.launch import free_port
 
 DEVICE, BACKEND = "TEST_DEVICE", "TEST_BACKEND"
 """The variables that say on which device the ranks work, and by which backend."""
+
+TIMEOUT_S = 250.0
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["comm_plan.tests.support.imported"])
 
 
 def run(
@@ -44,23 +51,82 @@ def run(
 
     None of them outlives the call.
     """
-    words = [__name__, module, *map(str, (ranks, *arguments))]
-    with subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        start_new_session=True,
-    ) as started:  # fmt: skip
+    words = [module, *map(str, arguments)]
+    return _succeeded(_start_ranks, words, (ranks, words), cwd, environment)
+
+
+def script(
+    path: Path, *arguments: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the program ``path``, which must succeed."""
+    words = [str(path), *map(str, arguments)]
+    return _succeeded(_run_script, words, (words,), cwd, {})
+
+
+def _succeeded(
+    job: Callable[..., None],
+    words: Sequence[str],
+    arguments: tuple[object, ...],
+    cwd: Path | None,
+    environment: Mapping[str, str],
+) -> subprocess.CompletedProcess[str]:
+    """Run ``job``, and whatever it starts, to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        process = _FORKS.Process(
+            target=_lead, args=(job, arguments, cwd or Path.cwd(), variables, out, err)
+        )
+        process.start()
+        assert process.pid is not None
         try:
-            said, complained = started.communicate(timeout=250)
+            process.join(TIMEOUT_S)
         finally:
+            process.kill()
             with suppress(ProcessLookupError):  # all have ended
-                os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, complained[-3000:]
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+        said, complained = out.read_text(), err.read_text()
+    assert process.exitcode == 0, complained[-3000:]  # -9: it took too long
     return subprocess.CompletedProcess(words, 0, said, complained)
 
 
-def _rank(rank: int, ranks: int, port: int, words: list[str]) -> None:
+def _lead(
+    job: Callable[..., None],
+    arguments: tuple[object, ...],
+    cwd: Path,
+    variables: Mapping[str, str],
+    out: Path,
+    err: Path,
+) -> None:
+    """Do ``job`` as a process of its own would."""
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    for number, path in ((1, out), (2, err)):
+        opened = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(opened, number)
+    job(*arguments)
+    sys.stdout.flush()
+
+
+def _run_script(words: Sequence[str]) -> None:
+    sys.argv = list(words)
+    sys.path.insert(0, str(Path(words[0]).parent))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _start_ranks(ranks: int, words: Sequence[str]) -> None:
+    """Import what the ranks need, and fork them."""
+    on_cpu = os.environ.get(DEVICE, "cpu") == "cpu"
+    if on_cpu:
+        import_module(words[0])
+    method = "fork" if on_cpu else "spawn"
+    start_processes(_rank, (ranks, free_port(), words), ranks, start_method=method)
+
+
+def _rank(rank: int, ranks: int, port: int, words: Sequence[str]) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -69,22 +135,7 @@ def _rank(rank: int, ranks: int, port: int, words: list[str]) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    sys.argv = words
+    sys.argv = list(words)
     import_module(words[0]).main()
     sys.stdout.flush()
     os._exit(0)
-
-
-def _start(module: str, ranks: int, *arguments: str) -> None:
-    """Import what the ranks need, and fork them."""
-    on_cpu = os.environ.get(DEVICE, "cpu") == "cpu"
-    if on_cpu:
-        import_before_forking()
-        import_module(module)
-    method = "fork" if on_cpu else "spawn"
-    job = (ranks, free_port(), [module, *arguments])
-    start_processes(_rank, job, ranks, start_method=method)
-
-
-if __name__ == "__main__":
-    _start(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

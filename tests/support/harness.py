@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from comm_plan.compressors.loops import loops
 from comm_plan.errors import CollectiveError
 from comm_plan.transports.base import Reduction, Transport
 
@@ -379,23 +378,13 @@ def _gloo_rank(folder: str, rank: int, device: str) -> None:
     _serve(_hello(folder, rank), transports)
 
 
-def import_before_forking() -> None:
-    """Import what ranks need and what takes seconds, such as PyTorch's compiler.
-
-    The first optimizer of a process imports that.
-    """
-    for module in ("torch._dynamo", "comm_plan.runtime.trainer"):
-        import_module(module)
-    loops(torch.device("cpu"))
-
-
 def _gloo_ranks(folder: str, device: str = "cpu") -> None:
     """Fork the ranks, so that all is imported once.
 
     On a GPU only PyTorch: a fork cannot use one that was looked at before it.
     """
     if device == "cpu":
-        import_before_forking()
+        import_module("comm_plan.tests.support.imported")
     children = []
     for rank in range(MAX_RANKS):
         child = os.fork()
