@@ -62,7 +62,7 @@ SMALLEST_NUMEL = 2**10
 GROWTH = 8
 """Sizes grow by this factor; costs in between are interpolated."""
 
-BUCKET_NUMEL, MOST_TENSORS = 2**21, 64
+BUCKET_NUMEL, MOST_TENSORS = 2**21, 16
 """A point's tensors have together so many elements, if that many tensors suffice."""
 
 FURTHER = 4

@@ -36,7 +36,7 @@ def sweep(transport, collectives=tuple(COLLECTIVES), **options):
     return measure(transport, collectives, SIZES, budget_s=0.0, **options)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_all_ranks_get_the_same_fitted_network(world_size):
     networks = run_ranks(world_size, sweep)
     assert all(network == networks[0] for network in networks)

@@ -86,7 +86,7 @@ ADVERSARIAL = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 40, N // 3, N])
+@pytest.mark.parametrize("k", [1, 40, N])
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_selection_is_exact_with_ties_to_the_lowest_index(name, k):
     state = SelectionState.fresh(DEVICE)
