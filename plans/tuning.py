@@ -58,8 +58,8 @@ class Trial(Value):
     """One plan, tried on the user's own model.
 
     ``plan`` is the plan's file beside this document. ``rounds`` are those that it was
-    in; ``measured_s`` is the median of the last one, times what the baseline took in
-    its last round over what it took in that one, so that one clock measures all plans.
+    in; ``measured_s`` is the median of them all, times what the baseline took in all
+    rounds over what it took in these, so that one clock measures all plans.
     ``curves`` are there when plans are judged by loss. ``local``: its ranks train alone
     for some steps; then it is not ``lossless`` either.
     """

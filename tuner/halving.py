@@ -4,7 +4,8 @@ Within a round the plans take turns, in one order and then in the other (A B B A
 that a machine that gets slower or faster meanwhile does so for all of them. The
 baseline is in every round: what is said of a plan is said against it, measured at the
 same time. Which of the last few is fastest is the hardest to tell: where time is short,
-a round leaves as much to those behind it as it takes.
+a round leaves as much to those behind it as it takes. Plans that are left were in the
+same rounds, so what all of them say counts.
 
 An iteration of one plan may take twenty times as long as one of another, and the
 slowest decides how many there is time for. So plans that take less have more of them in
@@ -84,6 +85,9 @@ class Halving:
         self._expected_s = expected_s
         self._ratios: dict[str, float] = {}
         self._iteration_s = dict(expected_s)
+        self._measured: dict[str, list[SecondsArray]] = {
+            name: [] for name in expected_s
+        }
         self._overhead_s = {
             name: START_S + self._whole(name, warm_up_of(seconds)) * seconds
             for name, seconds in expected_s.items()
@@ -215,7 +219,9 @@ class Halving:
                 float(np.median(block.seconds)) / self._expected_s[name]
             )
             self._overhead_s[name] = block.overhead_s
-            self._iteration_s[name] = float(np.median(np.concatenate(seconds[name])))
+            self._measured[name].append(block.seconds)
+            in_all = np.concatenate(self._measured[name])
+            self._iteration_s[name] = float(np.median(in_all))
         return {
             name: _summary(np.concatenate(blocks))
             for name, blocks in seconds.items()

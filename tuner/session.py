@@ -320,18 +320,23 @@ class Session:
         ]
 
     def _measured_s(self, name: str) -> float | None:
-        """Return what a plan took, by the clock of the round that all plans were in.
+        """Return what a plan took in all its rounds, by the clock of all rounds.
 
-        A plan that left after some round is compared with the baseline of that round,
-        as the machine may have changed since.
+        A plan that left after some round is compared with the baseline of the rounds
+        that it was in, as the machine may have changed since.
         """
-        rounds, baseline = self._rounds[name], self._rounds[self._baseline]
+        rounds = len(self._rounds[name])
         if not rounds:
             return None
-        last = rounds[-1].median_s
-        if len(rounds) == len(baseline):
-            return last
-        return last / baseline[len(rounds) - 1].median_s * baseline[-1].median_s
+        then_s = self._median_s(self._baseline, rounds)
+        always_s = self._median_s(self._baseline)
+        return self._median_s(name) * (always_s / then_s)
+
+    def _median_s(self, name: str, rounds: int | None = None) -> float:
+        """Return what a plan took in its first ``rounds``; None: in all."""
+        iterations = sum(round_.iterations for round_ in self._rounds[name][:rounds])
+        seconds = np.concatenate([block.seconds for block in self._blocks[name]])
+        return float(np.median(seconds[:iterations]))
 
     def _measure(self, name: str, iterations: int) -> Block:
         block = self._trials.run(

@@ -109,6 +109,18 @@ def test_the_last_two_are_compared_and_one_that_is_left_is_not_run_again(
     assert [len(each) - 1 for each in rounds] == in_rounds
 
 
+def test_who_goes_on_is_decided_by_all_rounds():
+    """The last alone would say b, which took longer before."""
+    first = {BASE: 9.0, "a": 1.0, "b": 1.4, "c": 5.0, "d": 5.0}
+    machine = Machine(first)
+    rounds = []
+    halving = Halving(first, BASE, machine.measure, lambda: machine.left)
+    for each in halving.rounds((6, 6, 7)):
+        rounds.append(set(each))
+        machine.seconds = {**first, "a": 1.2, "b": 1.1}
+    assert rounds[1:] == [{BASE, "a", "b"}, {BASE, "a"}]
+
+
 def test_later_rounds_share_a_budget_that_is_short():
     """Of sixteen plans the last two are compared for as long as the last four."""
     taken = {BASE: 1.0} | {f"p{i}": 1.0 for i in range(16)}
