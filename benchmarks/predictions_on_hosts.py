@@ -54,6 +54,7 @@ UNLIMITED = "none"
 TUNED = "tuned"
 AFTER = "after"
 """Folder of what was measured again behind the rounds."""
+
 Costs = tuple[Profile, Network]
 
 

@@ -156,10 +156,7 @@ def best(
     states = _States(np.zeros(1), np.zeros(1), none, none, none)
     for to, stop in enumerate(ends.tolist()):
         reached = _joined(
-            [
-                _extend(problem, states, way, begins[way.places(to)], to, stop)
-                for way in ways
-            ]
+            [_extend(problem, states, way, begins, to, stop) for way in ways]
         )
         promising = _promising(problem, reached, rest[:, stop], limit)
         states = _joined([states, _frontier(promising, resolution_s)])
@@ -208,19 +205,20 @@ def cuts(problem: Problem, options: Sequence[Option]) -> IntArray:
 
 
 def _extend(
-    problem: Problem, states: _States, way: _Way, starts: IntArray, to: int, stop: int
+    problem: Problem, states: _States, way: _Way, begins: IntArray, to: int, stop: int
 ) -> _States:
-    """Send ``start..stop`` by ``way`` from every state of each of ``starts``.
+    """Send ``start..stop`` by ``way`` from every state of each start that it allows.
 
     Args:
         problem: the model and the network.
         states: all so far.
         way: how.
-        starts: where buckets may begin, the ``way.places(to)``.
+        begins: [S] where buckets may begin.
         to: the place of ``stop``.
         stop: where they end.
     """
     option = way.option
+    starts = begins[way.places(to)]
     compute_s = problem.compute.backward_end_s + way.ahead_s[stop]
     begin = states.since(int(starts[0])) if len(starts) else len(states.x)
     prefix = states.prefix[begin:]
@@ -228,7 +226,7 @@ def _extend(
     handoff = problem.compute.handoffs_s[stop - 1]
     ready = problem.compute.ready_s[stop - 1] + x + handoff
     f = np.maximum(states.f[begin:], ready)
-    here = way.places(to).start + np.searchsorted(starts, prefix)
+    here = np.searchsorted(begins, prefix)
     channel = (each[here, to] for each in (way.startup_s, way.travel_s, way.codec_s))
     for seconds, rates in phases(way.rates, *channel):
         left = np.maximum(0.0, compute_s + x - f)
