@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 from comm_plan import units
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import module
-from comm_plan.transports.launch import free_port
+from comm_plan.transports.launch import reserved_port
 
 RANKS = 3
 SIGNALS = {
@@ -98,18 +99,12 @@ def train() -> None:
 
 def let_one_die(fate: str) -> Death:
     """Return what becomes of the others when a random rank meets ``fate``."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
-        subprocess.Popen(
-            module("comm_plan.benchmarks.deaths", "--train"),
-            env={**os.environ, **meeting, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
+    with ExitStack() as running:
+        port = running.enter_context(reserved_port())
+        processes = [_start(rank, port) for rank in range(RANKS)]
+        for process in processes:
+            running.callback(process.wait)
+            running.callback(process.kill)
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
@@ -120,12 +115,20 @@ def let_one_die(fate: str) -> Death:
         others = [p for rank, p in enumerate(processes) if rank != victim]
         errors = [_last_words(process) for process in others]
         took_s = time.monotonic() - begin_s
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
     cause = CAUSES[fate].format(victim)
     return Death(fate, victim, took_s, all(cause in error for error in errors))
+
+
+def _start(rank: int, port: int) -> subprocess.Popen[str]:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    return subprocess.Popen(
+        module("comm_plan.benchmarks.deaths", "--train"),
+        env={**os.environ, **meeting, **place},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:

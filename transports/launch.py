@@ -19,7 +19,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -61,14 +62,15 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
     environment[STARTED] = str(ranks)
-    commands = LAUNCHERS[find_backend(backend).launcher](argv, ranks)
+    launcher = LAUNCHERS[find_backend(backend).launcher]
     children: dict[str, Process] = {}
-    try:
-        for name, (command, variables) in commands.items():
-            children[name] = start_process(command, environment | variables)
-        return _wait(children)
-    finally:
-        end_processes(children.values())
+    with reserved_port() as port:
+        try:
+            for name, (command, variables) in launcher(argv, ranks, port).items():
+                children[name] = start_process(command, environment | variables)
+            return _wait(children)
+        finally:
+            end_processes(children.values())
 
 
 def start_process(
@@ -110,13 +112,29 @@ def free_port() -> int:
     return port
 
 
-def _torchrun(argv: Sequence[str], ranks: int) -> Commands:
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a free TCP port of this host that on Linux goes to nobody meanwhile.
+
+    Only who asks for this very port gets it, as rank 0 does once it has imported
+    PyTorch, seconds later.
+    """
+    with socket.socket() as holder:
+        if sys.platform == "linux":
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("", 0))  # and never listens, so others may
+            yield holder.getsockname()[1]
+        else:
+            yield free_port()
+
+
+def _torchrun(argv: Sequence[str], ranks: int, port: int) -> Commands:
     """Return one process for each rank, with the variables that torchrun sets."""
     run = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(port),
     }
     return {
         f"rank {rank}": (argv, run | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -133,7 +151,7 @@ compute, or with anything else, otherwise wait much longer for each other: 4 ran
 cores beside 4 busy processes 4.7 against 0.1 ms for 32 bytes."""
 
 
-def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
+def _mpirun(argv: Sequence[str], ranks: int, _port: int) -> Commands:
     """Return the one process mpirun, which starts the ranks.
 
     Raises:
@@ -154,11 +172,11 @@ def _mpirun(argv: Sequence[str], ranks: int) -> Commands:
     return {"mpirun": ([mpirun, *options, "-n", str(ranks), *argv], waits)}
 
 
-LAUNCHERS: dict[str, Callable[[Sequence[str], int], Commands]] = {
+LAUNCHERS: dict[str, Callable[[Sequence[str], int, int], Commands]] = {
     "torchrun": _torchrun,
     "mpirun": _mpirun,
 }
-"""How to start ``argv`` as so many ranks: by name, the processes to start."""
+"""The processes to start, by name, for ``argv``, so many ranks, and a port to meet at."""
 
 
 def _wait(children: Mapping[str, Process]) -> int:

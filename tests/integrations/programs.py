@@ -22,7 +22,7 @@ from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
 from comm_plan.runtime import Engine
-from comm_plan.transports.launch import free_port
+from comm_plan.transports.launch import reserved_port
 
 RANKS = 2
 FEATURES, CLASSES = 6, 3
@@ -214,8 +214,9 @@ def main():
     import_module(f"comm_plan.integrations.{framework}")
     for number, (how, folder) in enumerate(zip(jobs[::2], jobs[1::2], strict=True)):
         Path(folder).mkdir(exist_ok=True)
-        job = (free_port(), framework, int(steps), how, Path(folder), number)
-        start_processes(train, job, RANKS, start_method="fork")
+        with reserved_port() as port:
+            job = (port, framework, int(steps), how, Path(folder), number)
+            start_processes(train, job, RANKS, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from comm_plan.tests.support.harness import mpirun
-from comm_plan.transports.launch import free_port, run_local
+from comm_plan.transports.launch import reserved_port, run_local, wait_until_ended
 
 PROGRAM = Path(__file__).parent / "users_loop.py"
 RANKS = 3
@@ -24,28 +23,25 @@ CAUSES = {
 
 def run(fate, place):
     """Return exit codes and errors of the ranks but the last."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), "gloo", fate, place],
-            env={**os.environ, **meeting, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        others = processes[:-1]
-        deadline_s = time.monotonic() + LATEST_S
-        errors = [
-            process.communicate(timeout=deadline_s - time.monotonic())[1]
-            for process in others
+    with reserved_port() as port:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables = {**os.environ, **meeting, "WORLD_SIZE": str(RANKS)}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), "gloo", fate, place],
+                env={**variables, "RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
         ]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    return [process.returncode for process in others], errors
+        try:
+            wait_until_ended(processes[:-1], LATEST_S)
+        finally:
+            for process in processes:
+                process.kill()
+    errors = [process.communicate()[1] for process in processes]
+    return [process.returncode for process in processes[:-1]], errors[:-1]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from torch.multiprocessing import start_processes
 
-from comm_plan.transports.launch import free_port
+from comm_plan.transports.launch import reserved_port
 
 DEVICE, BACKEND = "TEST_DEVICE", "TEST_BACKEND"
 """The variables that say on which device the ranks work, and by which backend."""
@@ -123,7 +123,8 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     if on_cpu:
         import_module(words[0])
     method = "fork" if on_cpu else "spawn"
-    start_processes(_rank, (ranks, free_port(), words), ranks, start_method=method)
+    with reserved_port() as port:
+        start_processes(_rank, (ranks, port, words), ranks, start_method=method)
 
 
 def _rank(rank: int, ranks: int, port: int, words: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,12 @@ import pytest
 from comm_plan.errors import InputError, RunError
 from comm_plan.tests.support.harness import mpirun
 from comm_plan.transports import launch
-from comm_plan.transports.launch import end_processes, run_local, start_process
+from comm_plan.transports.launch import (
+    end_processes,
+    reserved_port,
+    run_local,
+    start_process,
+)
 
 needs_mpirun = pytest.mark.skipif(mpirun() is None, reason="mpirun is not here")
 
@@ -53,6 +59,20 @@ def test_the_ranks_get_torchruns_variables(tmp_path):
     assert {rank["LOCAL_WORLD_SIZE"] for rank in ranks} == {"3"}
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserved on Linux")
+def test_a_reserved_port_is_for_who_asks_for_it():
+    with reserved_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        with (
+            socket.create_server(("", port)) as rank_0,
+            socket.create_connection(("127.0.0.1", port)) as rank_1,
+        ):
+            accepted, address = rank_0.accept()
+            accepted.close()
+            assert address == rank_1.getsockname()
 
 
 def test_the_ranks_share_the_cores(tmp_path, monkeypatch):
