@@ -176,7 +176,7 @@ LAUNCHERS: dict[str, Callable[[Sequence[str], int, int], Commands]] = {
     "torchrun": _torchrun,
     "mpirun": _mpirun,
 }
-"""The processes to start, by name, for ``argv``, so many ranks, and a port to meet at."""
+"""The processes to start, by name, for ``argv`` as so many ranks, and their port."""
 
 
 def _wait(children: Mapping[str, Process]) -> int:
