@@ -51,7 +51,8 @@ def planned(tmp_path_factory):
     """A folder with a measured profile of digits and an optimal plan for it."""
     folder = tmp_path_factory.mktemp("digits")
     NETWORK.save(folder / "network.json")
-    run(folder, "profile", "digits", "--compressors", "none", "--iterations", 20)
+    profiling = ("profile", "digits", "--compressors", "none", "--iterations", 20)
+    forked.command(*profiling, cwd=folder)
     run(folder, "solve", "profile.json", "network.json", "--solver", "optimal")
     return folder
 

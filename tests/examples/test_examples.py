@@ -61,8 +61,8 @@ def documents(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
     verb = ["-m", "comm_plan.cli"]
     workload = f"{EXAMPLES / 'workload.py'}:spirals"
-    run(
-        *verb, "profile", workload, "--iterations", 20, "--compressors", "none",
+    forked.command(
+        "profile", workload, "--iterations", 20, "--compressors", "none",
         "-o", "profile.json", cwd=folder,
     )  # fmt: skip
     run(
@@ -145,7 +145,7 @@ def test_what_a_plan_took_is_recorded_beside_ddp(profiled, tmp_path):
     script = EXAMPLES / "gpt.py"
     write_plans(profiled("gpt"), ["optimal"], tmp_path)
     for how in ("ddp", "optimal.json"):
-        run(*TORCHRUN, script, how, cwd=tmp_path)
+        forked.torchrun(script, 2, how, cwd=tmp_path)
     ddp, planned = (
         RunRecord.load(tmp_path / f"run-{name}.json") for name in ("ddp", "plan")
     )
@@ -166,6 +166,12 @@ def test_what_a_plan_took_is_recorded_beside_ddp(profiled, tmp_path):
 def test_examples_in_frameworks_learn(name, said, profiled, tmp_path):
     profiles = profiled("images" if name == "with_accelerate" else name)
     write_plans(profiles, ["topk"], tmp_path)
-    printed = run(*TORCHRUN, EXAMPLES / f"{name}.py", tmp_path / "topk.json")
-    figure = float(re.search(rf"{said} ([\d.]+)", printed)[1])
+    done = forked.torchrun(
+        EXAMPLES / f"{name}.py",
+        2,
+        tmp_path / "topk.json",
+        imports=[name.replace("with_", "comm_plan.integrations.")],
+        cwd=tmp_path,
+    )
+    figure = float(re.search(rf"{said} ([\d.]+)", done.stdout)[1])
     assert figure > 60 if said == "accuracy" else figure < 5  # ln 256 = 5.5: guessing

@@ -1,7 +1,5 @@
 """Plans in other people's training loops give what their DDP gives."""
 
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 from comm_plan.plans import Dense, TopK
 from comm_plan.tests.integrations.programs import RANKS, WithLoss
 from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.tests.support import forked
 
 PROGRAM = Path(__file__).parent / "programs.py"
 FRAMEWORKS = ("accelerate", "transformers", "lightning")
@@ -34,11 +33,7 @@ def trained(request, tmp_path_factory):
         "resumed": ("sparse.json", "sparse"),  # finds the checkpoint
     }
     words = (request.param, str(STEPS), *chain(*jobs.values()))
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *words],
-        cwd=folder, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked.script(PROGRAM, *words, cwd=folder)
     return {
         name: [
             torch.load(folder / f"training-{number}-rank-{rank}.pt")

@@ -50,8 +50,7 @@ def measured(copy, tmp_path_factory):
         cwd=folder,
     )
     copy.verb(
-        *("profile", "perceptron", "--local-ranks", 2, "--iterations", 20),
-        *("--compressors", "gathered"),
+        *("profile", "perceptron", "--iterations", 20, "--compressors", "gathered"),
         cwd=folder,
     )
     return folder

@@ -77,10 +77,8 @@ def test_a_program_that_ends_well_ends_without_a_word():
 @pytest.mark.parametrize(
     ("fate", "place", "said"),
     [
-        ("stopped", "backward", "error: rank 2 is silent"),
         ("stopped", "collective", "error: rank 2 is silent"),
         ("leaves", "backward", "error: rank 2 has ended while others go on"),
-        ("raises", "backward", "ValueError: my data is broken"),
         ("raises", "code", "ValueError: my data is broken"),
         ("none", "backward", None),
     ],

@@ -3,8 +3,8 @@
 An import takes far longer than what most of these programs do. The process is started
 for the first of them, and ends with the tests.
 
-:func:`run` gives every rank torchrun's variables; when one fails the others are ended.
-The ranks leave without an end of their interpreters.
+:func:`run` and :func:`torchrun` give every rank torchrun's variables; when one fails
+the others are ended. The ranks leave without an end of their interpreters.
 PyTorch never frees the process group of a DDP model: gloo's threads outlive
 ``destroy_process_group()``, and would abort a process in which they still drop a tensor
 while its interpreter ends (pytorch issue 190489).
@@ -52,7 +52,29 @@ def run(
     None of them outlives the call.
     """
     words = [module, *map(str, arguments)]
-    return _succeeded(_start_ranks, words, (ranks, words), cwd, environment)
+    job = (ranks, _run_main, words, [module])
+    return _succeeded(_start_ranks, words, job, cwd, environment)
+
+
+def torchrun(
+    path: Path,
+    ranks: int,
+    *arguments: object,
+    imports: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run the program ``path`` on so many ranks; it must succeed.
+
+    Args:
+        path: of the program.
+        ranks: how many.
+        arguments: of the program.
+        imports: what it imports that takes long; done once.
+        cwd: the folder that it runs in.
+    """
+    words = [str(path), *map(str, arguments)]
+    job = (ranks, _run_script, words, imports)
+    return _succeeded(_start_ranks, words, job, cwd, {})
 
 
 def script(
@@ -61,6 +83,14 @@ def script(
     """Run the program ``path``, which must succeed."""
     words = [str(path), *map(str, arguments)]
     return _succeeded(_run_script, words, (words,), cwd, {})
+
+
+def command(
+    *arguments: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``comm-plan``, which must succeed."""
+    words = ["comm_plan.cli", *map(str, arguments)]
+    return _succeeded(_run_main, words, (words,), cwd, {})
 
 
 def _succeeded(
@@ -117,26 +147,45 @@ def _run_script(words: Sequence[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Import what the ranks need, and fork them."""
+def _run_main(words: Sequence[str]) -> None:
+    sys.argv = list(words)
+    import_module(words[0]).main()
+
+
+def _start_ranks(
+    ranks: int,
+    main: Callable[[Sequence[str]], None],
+    words: Sequence[str],
+    imports: Sequence[str],
+) -> None:
+    """Import what the ranks need, and fork them, each to call ``main(words)``."""
     on_cpu = os.environ.get(DEVICE, "cpu") == "cpu"
     if on_cpu:
-        import_module(words[0])
+        for module in imports:
+            import_module(module)
     method = "fork" if on_cpu else "spawn"
     with reserved_port() as port:
-        start_processes(_rank, (ranks, port, words), ranks, start_method=method)
+        job = (ranks, port, main, words)
+        start_processes(_rank, job, ranks, start_method=method)
 
 
-def _rank(rank: int, ranks: int, port: int, words: Sequence[str]) -> None:
+def _rank(
+    rank: int,
+    ranks: int,
+    port: int,
+    main: Callable[[Sequence[str]], None],
+    words: Sequence[str],
+) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "none",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    sys.argv = list(words)
-    import_module(words[0]).main()
+    main(words)
     sys.stdout.flush()
     os._exit(0)
