@@ -1,5 +1,7 @@
 """The GPU selection: compiled where there is a GPU, else under Triton's interpreter."""
 
+from itertools import product
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -86,8 +88,9 @@ ADVERSARIAL = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 40, N])
-@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize(
+    ("name", "k"), [*product(ADVERSARIAL, (1, 40)), ("normal", N), ("zeros", N)]
+)
 def test_selection_is_exact_with_ties_to_the_lowest_index(name, k):
     state = SelectionState.fresh(DEVICE)
     residual = torch.zeros(N, device=DEVICE)
@@ -109,7 +112,7 @@ def test_values_are_those_of_torch_topk():
     assert torch.equal(values.abs().sort(descending=True).values, expected)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     steps=st.lists(
         st.tuples(
