@@ -14,7 +14,7 @@ from comm_plan.report.timeline import Timeline
 from comm_plan.tests.support import documents
 from comm_plan.tests.support import timelines as drawn
 from comm_plan.tests.support.command import Command
-from comm_plan.transports.launch import WAITS_ASLEEP
+from comm_plan.transports.launch import WAITS_ASLEEP, reserved_port
 
 # For this process and those that tests start: the ranks and the workers are the
 # parallelism, and they share the cores.
@@ -85,6 +85,13 @@ def command(
 ) -> Command:
     """The command line in this process."""
     return Command(monkeypatch, capsys)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this host that is kept for the test."""
+    with reserved_port() as port:
+        yield port
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from comm_plan.plans import Plan, RunRecord
 from comm_plan.profiler import profile_from_model
@@ -77,7 +76,9 @@ def logs(folder):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for children in /proc")
-def test_a_run_goes_on_without_a_host_that_is_gone(tmp_path, command, monkeypatch):
+def test_a_run_goes_on_without_a_host_that_is_gone(
+    tmp_path, command, monkeypatch, port
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(WORKLOAD)
     network(2, allreduce=fit((0, 1e-4, 1e-9))).save(tmp_path / "network.json")
@@ -88,7 +89,7 @@ def test_a_run_goes_on_without_a_host_that_is_gone(tmp_path, command, monkeypatc
     assert command("solve", "profile.json", "network.json").returncode == 0
     assert Plan.load(tmp_path / "plan.json").world_size == 2
 
-    endpoint = f"localhost:{get_free_port()}"
+    endpoint = f"localhost:{port}"
     agents = [agent(tmp_path, endpoint, is_host=True)]
     try:
         agents.append(agent(tmp_path, endpoint, is_host=False))

@@ -15,7 +15,7 @@ from comm_plan.tests.support.harness import mpirun
 from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import connect as module
 from comm_plan.transports.connect import connect, current_transport
-from comm_plan.transports.launch import free_port, run_local
+from comm_plan.transports.launch import run_local
 from comm_plan.transports.local import LocalTransport
 
 RANKS = 3
@@ -188,10 +188,12 @@ def test_an_mpi_without_threads_is_refused(one_of_four, mpi_unloaded, monkeypatc
         pass
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_for_ever(one_of_four, monkeypatch):
+def test_ranks_that_do_not_come_are_not_waited_for_for_ever(
+    one_of_four, monkeypatch, port
+):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(port))
     with (
         pytest.raises(PeerError, match=r"rank 0 did not meet all 4 ranks at 127.0.0.1"),
         connect("gloo", timeout_s=1),
