@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -166,17 +167,14 @@ class Session:
         self.complete = self.complete and (len(lossy), seeds) == asked
         judged = [control, *lossy]
         for number in range(seeds):
-            steps = self._steps_by_loss(judged, seeds - number, self._left_s())
-            if min(steps.values()) < FEWEST_STEPS:
+            each_s = self._each_s(judged, seeds - number, self._left_s())
+            if _fewest_steps(judged, each_s) < FEWEST_STEPS:
                 self.complete = False
                 return
-            order = list(steps)
-            if number % 2:
-                order.reverse()
             seed = self._options.seed + number
-            window = loss.window_of(steps[control.name])
-            for name in order:
-                self._train(name, steps[name], seed, window)
+            window = loss.window_of(_steps(control, each_s))
+            for trial in reversed(judged) if number % 2 else judged:
+                self._train(trial, each_s, seed, window)
             self._judge(control, lossy)
             yield
 
@@ -192,8 +190,8 @@ class Session:
         most_first = sorted(choices, key=lambda c: (c[0] * c[1], c[1]), reverse=True)
         for plans, seeds in most_first:
             some = _spread(lossy, plans)
-            steps = self._steps_by_loss([control, *some], seeds, left_s)
-            if min(steps.values()) >= FEWEST_STEPS:
+            each_s = self._each_s([control, *some], seeds, left_s)
+            if _fewest_steps([control, *some], each_s) >= FEWEST_STEPS:
                 return some, seeds
         short_s = self._judging_s([control, lossy[0]], FEWEST_STEPS) - left_s
         enough_s = self._options.budget_s + short_s / (1 - RESERVE)
@@ -347,34 +345,32 @@ class Session:
         self._blocks[name].append(block)
         return block
 
-    def _train(self, name: str, steps: int, seed: int, window: int) -> None:
+    def _train(self, trial: Trial, seconds: float, seed: int, window: int) -> None:
         block = self._trials.run(
-            self._plans[name],
-            steps,
+            self._plans[trial.name],
+            _steps(trial, seconds),
             warm_up=0,
+            limit_s=seconds,  # what the data decide may take longer than in the trials
             seed=seed,
-            done=self._shown(f"loss of {name}, seed {seed}"),
+            done=self._shown(f"loss of {trial.name}, seed {seed}"),
         )
-        self._blocks[name].append(block)
+        self._blocks[trial.name].append(block)
         curve = loss.curve(seed, block.seconds, block.losses, window)
-        self._curves[name].append(curve)
+        self._curves[trial.name].append(curve)
 
     def _shown(self, what: str) -> Watcher:
         """Return what shows the progress of ``what``."""
         return lambda done, total: self._options.progress(done, total, what)
 
-    def _steps_by_loss(
-        self, judged: Sequence[Trial], seeds: int, left_s: float
-    ) -> Mapping[str, int]:
-        """Return how many steps each plan may train: all for the same seconds.
+    def _each_s(self, judged: Sequence[Trial], seeds: int, left_s: float) -> float:
+        """Return for how many seconds each plan may train.
 
         Args:
             judged: the plans.
             seeds: for how many seeds.
             left_s: how long it may take in all.
         """
-        each_s = (left_s / seeds - self._overheads_s(judged)) / len(judged)
-        return {t.name: int(each_s / (t.measured_s or np.inf)) for t in judged}
+        return (left_s / seeds - self._overheads_s(judged)) / len(judged)
 
     def _judging_s(self, judged: Sequence[Trial], steps: int) -> float:
         """Return what one seed takes in which the slowest plan makes so many steps."""
@@ -390,6 +386,15 @@ class Session:
         left_s = (1 - RESERVE) * self._options.budget_s - used_s
         agreed: float = self._transport.broadcast_object(left_s)
         return agreed
+
+
+def _steps(trial: Trial, seconds: float) -> int:
+    """Return how many steps a plan makes in so many seconds."""
+    return int(seconds / (trial.measured_s or math.inf))
+
+
+def _fewest_steps(trials: Sequence[Trial], seconds: float) -> int:
+    return min(_steps(trial, seconds) for trial in trials)
 
 
 def _spread(trials: Sequence[Trial], count: int) -> list[Trial]:

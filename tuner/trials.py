@@ -40,6 +40,9 @@ WARM_UP_S, LONGEST_WARM_UP = 0.1, 10
 """Nor is this time, up to so many iterations: until then caches, and which core a
 thread is on, are those of what ran before; iterations of 10 ms were 20 % slower."""
 
+CHECKS = 20
+"""How often in a block with a time limit the ranks agree whether it is over."""
+
 Watcher = Callable[[int, int], None]
 
 
@@ -110,6 +113,7 @@ class Trials:
         iterations: int,
         *,
         warm_up: int | None = None,
+        limit_s: float = math.inf,
         seed: int | None = None,
         done: Watcher = lambda count, total: None,
     ) -> Block:
@@ -121,6 +125,8 @@ class Trials:
             plan: the plan.
             iterations: how many count, at least 1.
             warm_up: how many to run before; None: :func:`warm_up_before` it.
+            limit_s: fewer than ``iterations`` are enough after so many seconds; the
+                ranks look :data:`CHECKS` times whether it is so.
             seed: of the data and of stochastic compressors; None: the trials' own.
             done: called after each iteration: how many there were, of how many.
 
@@ -132,6 +138,7 @@ class Trials:
             warm_up = warm_up_before(plan)
         every = plan.round_steps
         warm_up, iterations = (-(-n // every) * every for n in (warm_up, iterations))
+        between_checks = -(-iterations // (CHECKS * every)) * every
         chosen = self._seed if seed is None else seed
         rows: list[tuple[float, float]] = []
         reached: list[StepSeconds] = []
@@ -153,6 +160,7 @@ class Trials:
                 second_moments=estimator(model, parts),
             )
             entered.enter_context(engine)
+            begun_s = time.perf_counter()
             for batch in itertools.islice(batches, warm_up + iterations):
                 step = iterate(
                     self._workload.loss,
@@ -168,6 +176,11 @@ class Trials:
                 if moments is not None and (times := moments.seconds()) is not None:
                     reached.append(times)
                 done(len(rows), warm_up + iterations)
+                counted = len(rows) - warm_up
+                if limit_s < math.inf and counted > 0 == counted % between_checks:
+                    used_s = time.perf_counter() - begun_s
+                    if ranks.broadcast_object(used_s) > limit_s:
+                        break
         of_ranks = np.array(ranks.gather_objects(rows))[:, warm_up:]
         seconds = of_ranks[:, :, 1].mean(axis=0)
         seconds = seconds.reshape(-1, every).mean(axis=1).repeat(every)

@@ -304,6 +304,16 @@ def test_lossy_plans_can_be_judged_by_loss(instant, tmp_path):
     assert len({plan.momentum_correction for plan in plans}) == 2
 
 
+@pytest.mark.parametrize("local_steps", [None, LocalSteps(every=3)])
+def test_a_block_ends_when_its_seconds_are_over(local_steps):
+    """Between whole rounds; without a limit all iterations are made."""
+    model = net()
+    plan = plan_for(model, 1).model_copy(update={"local_steps": local_steps})
+    trials = Trials(workload(model, 1), LocalTransport())
+    assert len(trials.run(plan, 120, warm_up=3, limit_s=1e9).seconds) == 120
+    assert len(trials.run(plan, 120, warm_up=3, limit_s=0.0).seconds) == 6
+
+
 def test_iterations_of_local_steps_take_the_mean_of_their_round():
     """As many as whole rounds have; nothing is left of them."""
     model = net()
@@ -330,7 +340,7 @@ class Instant:
     def __init__(self, workload, transport, seed, **options):
         self.rank = transport.rank
 
-    def run(self, plan, iterations, *, done, warm_up=None, seed=None):
+    def run(self, plan, iterations, *, done, warm_up=None, limit_s=math.inf, seed=None):
         """Return a block whose loss falls alike in every iteration."""
         if seed is not None and self.rank == 0:
             self.trained.append((plan.is_dense, seed))
