@@ -11,8 +11,9 @@ that is when the collective is done everywhere, and what a training step waits f
 ranks keep their times to themselves until a size is done, so that nothing but the
 barrier lies between iterations. Medians are taken of the iterations of all windows.
 
-Up to :data:`BURST_NBYTES` an iteration is a burst of calls, one right after the other,
-and its time is divided by their number. Short messages of a training step follow each
+Up to :data:`BURST_NBYTES`, where a call takes less than :data:`BURST_S`, an iteration
+is a burst of calls, one right after the other, and its time is divided by their number.
+Short messages of a training step follow each
 other; a lone one takes up to half as long again (Gloo, 4 hosts, 16 KiB: 7.9 against
 5.4 ms), which 161 unmerged gradients would be charged 161 times.
 
@@ -51,11 +52,14 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.elapsed import elapsed_s
 
 BURST = (4, 1)
-"""Calls in an iteration: up to :data:`BURST_NBYTES`, and above."""
+"""Calls in an iteration: up to :data:`BURST_NBYTES` and :data:`BURST_S`, and above."""
 
 BURST_NBYTES = 2**20
 
-SYNC = "barrier before each burst of calls (1 call above 1 MiB), maximum over ranks"
+BURST_S = 0.02
+"""Start-up is next to nothing of a call that takes longer."""
+
+SYNC = "barrier before each burst of calls (1 above 1 MiB or 20 ms), maximum over ranks"
 SMALL_NBYTES = 64 * 1024
 WINDOWS = 4
 """How often all sizes are gone through, of which one time may be a bad one."""
@@ -108,11 +112,11 @@ def geometric_sizes(
 
 def fewest_calls(nbytes: int, call_s: float) -> int:
     """Return how often a collective of this size, that takes so long, is called."""
-    size, calls = _size(nbytes), _calls(nbytes)
+    size, calls = _size(nbytes), _calls(nbytes, call_s)
     if call_s >= LONG_S:
-        return 1 + calls * (WARM_UPS[size] + FEWEST_LONG)
+        return 2 + calls * (WARM_UPS[size] + FEWEST_LONG)
     warm_ups = WARM_UPS[size] + (WINDOWS - 1) * WARM_UPS_AGAIN
-    return 1 + calls * (warm_ups + WINDOWS * FEWEST[size])
+    return 2 + calls * (warm_ups + WINDOWS * FEWEST[size])
 
 
 def _size(nbytes: int) -> int:
@@ -120,9 +124,9 @@ def _size(nbytes: int) -> int:
     return 0 if nbytes <= SMALL_NBYTES else 1
 
 
-def _calls(nbytes: int) -> int:
+def _calls(nbytes: int, call_s: float) -> int:
     """Return the calls in an iteration."""
-    return BURST[0] if nbytes <= BURST_NBYTES else BURST[1]
+    return BURST[0] if nbytes <= BURST_NBYTES and call_s < BURST_S else BURST[1]
 
 
 @dataclass(frozen=True)
@@ -178,8 +182,7 @@ def measure(
         if progress is not None:
             progress(total - len(waiting) - 1, total, str(point))
         share_s = (deadline_s - time.perf_counter()) / (len(waiting) + 1)
-        is_first = not windows[point]
-        seconds = _measure_window(transport, point, share_s, is_first=is_first)
+        seconds = _measure_window(transport, point, share_s, windows[point])
         windows[point].append(seconds)
         if len(seconds) >= FEWEST_LONG and np.median(seconds) >= LONG_S:
             waiting = [other for other in waiting if other != point]
@@ -230,20 +233,31 @@ def whole_nbytes(operation: type[Operation], nbytes: int, world_size: int) -> in
 
 
 def _measure_window(
-    transport: Transport, point: _Point, share_s: float, *, is_first: bool
+    transport: Transport, point: _Point, share_s: float, before: Sequence[FloatArray]
 ) -> FloatArray:
-    """Return the seconds of each iteration, on the slowest rank."""
+    """Return the seconds of each iteration, on the slowest rank.
+
+    Args:
+        transport: the ranks.
+        point: what to measure.
+        share_s: how long it may take.
+        before: what earlier windows returned.
+    """
     operation = COLLECTIVES[point.collective].operation(transport, point.nbytes)
-    size, calls = _size(point.nbytes), _calls(point.nbytes)
-    warm_ups, fewest = WARM_UPS_AGAIN, FEWEST[size]
-    if is_first:
+    size = _size(point.nbytes)
+    if before:
+        call_s = float(np.median(before[0]))
+        warm_ups, fewest = WARM_UPS_AGAIN, FEWEST[size]
+    else:
         _check(transport, operation, point)
+        lone_s = elapsed_s(transport, operation.run) * operation.time_share
+        call_s = transport.broadcast_object(lone_s)
         warm_ups = WARM_UPS[size]
+        fewest = FEWEST_LONG if call_s >= LONG_S else FEWEST[size]
+    calls = _calls(point.nbytes, call_s)
     started_s = time.perf_counter()
     _time(operation, warm_ups, calls)
     each_s = (time.perf_counter() - started_s) / warm_ups
-    if is_first and each_s * operation.time_share >= LONG_S * calls:
-        fewest = FEWEST_LONG
     affordable = int(min(MOST, max(fewest, share_s / each_s)))
     iterations = transport.broadcast_object(affordable)
     every_rank = transport.gather_objects(_time(operation, iterations, calls))

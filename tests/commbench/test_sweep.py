@@ -121,7 +121,7 @@ def test_a_slow_moment_is_outvoted(monkeypatch):
     """One window of four is ten times as slow: the median is that of the others."""
     windows = []
 
-    def moment(transport, point, share_s, *, is_first):
+    def moment(transport, point, share_s, before):
         windows.append(point)
         return np.full(FEWEST[0], 1e-2 if len(windows) <= len(SIZES) else 1e-3)
 
