@@ -14,7 +14,9 @@ LINTERS := ruff-check ruff-format mypy lint-imports
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # knows --group
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all]' \
+		--group dev
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # pip takes one core
 	mkdir -p .pkg && ln -sfn .. .pkg/comm_plan
 	touch $@
 

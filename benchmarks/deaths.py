@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from comm_plan import units
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.commands import module
-from comm_plan.transports.launch import reserved_port
+from comm_plan.transports.launch import rank_variables, reserved_port
 
 RANKS = 3
 SIGNALS = {
@@ -120,11 +120,9 @@ def let_one_die(fate: str) -> Death:
 
 
 def _start(rank: int, port: int) -> subprocess.Popen[str]:
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    place = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     return subprocess.Popen(
         module("comm_plan.benchmarks.deaths", "--train"),
-        env={**os.environ, **meeting, **place},
+        env={**os.environ, **rank_variables(rank, RANKS, port)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -128,16 +128,22 @@ def reserved_port() -> Iterator[int]:
             yield free_port()
 
 
-def _torchrun(argv: Sequence[str], ranks: int, port: int) -> Commands:
-    """Return one process for each rank, with the variables that torchrun sets."""
-    run = {
+def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return what torchrun sets for one of ``ranks`` that meet at ``port`` here."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _torchrun(argv: Sequence[str], ranks: int, port: int) -> Commands:
+    """Return one process for each rank."""
     return {
-        f"rank {rank}": (argv, run | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        f"rank {rank}": (argv, rank_variables(rank, ranks, port))
         for rank in range(ranks)
     }
 

@@ -22,7 +22,7 @@ from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
 from comm_plan.runtime import Engine
-from comm_plan.transports.launch import reserved_port
+from comm_plan.transports.launch import rank_variables, reserved_port
 
 RANKS = 2
 FEATURES, CLASSES = 6, 3
@@ -190,14 +190,7 @@ def _note_loads():
 
 def train(rank, port, framework, steps, how, folder, number):
     """Be one rank: train, and write what came of it."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= rank_variables(rank, RANKS, port)
     torch.set_num_threads(1)
     loaded = _note_loads()
     model, remembered = globals()[f"with_{framework}"](how, steps, folder)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from comm_plan.tests.support.harness import mpirun
-from comm_plan.transports.launch import reserved_port, run_local, wait_until_ended
+from comm_plan.transports.launch import (
+    rank_variables,
+    reserved_port,
+    run_local,
+    wait_until_ended,
+)
 
 PROGRAM = Path(__file__).parent / "users_loop.py"
 RANKS = 3
@@ -24,12 +29,10 @@ CAUSES = {
 def run(fate, place):
     """Return exit codes and errors of the ranks but the last."""
     with reserved_port() as port:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        variables = {**os.environ, **meeting, "WORLD_SIZE": str(RANKS)}
         processes = [
             subprocess.Popen(
                 [sys.executable, str(PROGRAM), "gloo", fate, place],
-                env={**variables, "RANK": str(rank)},
+                env={**os.environ, **rank_variables(rank, RANKS, port)},
                 stderr=subprocess.PIPE,
                 text=True,
             )

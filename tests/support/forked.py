@@ -29,7 +29,7 @@ from pathlib import Path
 
 from torch.multiprocessing import start_processes
 
-from comm_plan.transports.launch import reserved_port
+from comm_plan.transports.launch import rank_variables, reserved_port
 
 DEVICE, BACKEND = "TEST_DEVICE", "TEST_BACKEND"
 """The variables that say on which device the ranks work, and by which backend."""
@@ -176,16 +176,8 @@ def _rank(
     main: Callable[[Sequence[str]], None],
     words: Sequence[str],
 ) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "none",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= rank_variables(rank, ranks, port)
+    os.environ |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
     main(words)
     sys.stdout.flush()
     os._exit(0)
