@@ -13,9 +13,9 @@ barrier lies between iterations. Medians are taken of the iterations of all wind
 
 Up to :data:`BURST_NBYTES`, where a call takes less than :data:`BURST_S`, an iteration
 is a burst of calls, one right after the other, and its time is divided by their number.
-Short messages of a training step follow each
-other; a lone one takes up to half as long again (Gloo, 4 hosts, 16 KiB: 7.9 against
-5.4 ms), which 161 unmerged gradients would be charged 161 times.
+Short messages of a training step follow each other; a lone one takes up to half as long
+again (Gloo, 4 hosts, 16 KiB: 7.9 against 5.4 ms), which 161 unmerged gradients would be
+charged 161 times.
 
 How often a size is repeated follows from the time budget: the window that is next gets
 an equal share of what is left, within :data:`FEWEST` and :data:`MOST`. Sizes that cost

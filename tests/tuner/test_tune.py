@@ -304,6 +304,19 @@ def test_lossy_plans_can_be_judged_by_loss(instant, tmp_path):
     assert len({plan.momentum_correction for plan in plans}) == 2
 
 
+def test_plans_that_are_slower_in_training_than_in_trials_train_as_long(
+    instant, tmp_path
+):
+    """As those whose messages depend on the data may be."""
+    instant.setattr(Instant, "slower_in_training", 3.0)
+    tuning, _ = tuned(tmp_path, **BY_LOSS)
+    of_seeds = zip(*(t.curves for t in tuning.trials if t.curves), strict=True)
+    for curves in of_seeds:
+        ends = [curve.seconds[-1] for curve in curves]
+        assert len(ends) > 1
+        assert max(ends) - min(ends) < 0.01
+
+
 @pytest.mark.parametrize("local_steps", [None, LocalSteps(every=3)])
 def test_a_block_ends_when_its_seconds_are_over(local_steps):
     """Between whole rounds; without a limit all iterations are made."""
@@ -336,6 +349,7 @@ class Instant:
     trained: list[tuple[bool, int]]
     overhead_s = 1e-3
     fails_at = math.inf
+    slower_in_training = 1.0
 
     def __init__(self, workload, transport, seed, **options):
         self.rank = transport.rank
@@ -346,8 +360,13 @@ class Instant:
             self.trained.append((plan.is_dense, seed))
         if seed is not None and seed >= self.fails_at:
             raise RunError("rank 1 died")
+        each_s = 4e-3 if plan.is_exact else 1e-3
+        if seed is not None and not plan.is_exact:
+            each_s *= self.slower_in_training
+        if limit_s < math.inf:
+            iterations = min(iterations, math.ceil(limit_s / each_s))
         return Block(
-            seconds=np.full(iterations, 4e-3 if plan.is_exact else 1e-3),
+            seconds=np.full(iterations, each_s),
             losses=1 / np.arange(1.0, iterations + 1),
             timing=None,
             overhead_s=self.overhead_s,
