@@ -213,6 +213,7 @@ def plain() -> dict[str, Variant]:
         "spardl 1 %, plain": Variant("plain", forced("spardl", density=DENSITY)),
         "topk 5 %, plain": Variant("plain", forced("topk", density=5 * DENSITY)),
         "topk 20 %, plain": Variant("plain", forced("topk", density=20 * DENSITY)),
+        "vgc alpha 1.5, plain": Variant("plain", forced("vgc", alpha=1.5)),
     }
 
 
