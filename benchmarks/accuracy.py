@@ -58,7 +58,7 @@ from comm_plan.benchmarks.accuracy_runs import (
 from comm_plan.benchmarks.commands import module, run_verb
 from comm_plan.benchmarks.pictures import front
 from comm_plan.benchmarks.tables import RESULTS
-from comm_plan.planner.evidence import Evidence
+from comm_plan.planner.evidence import Evidence, trained_ratio
 from comm_plan.planner.evidence import Task as Measured
 from comm_plan.plans import (
     CollectiveCost,
@@ -219,7 +219,7 @@ def evidence(folder: Path) -> tuple[Evidence, ...]:
         for name, of_task in beside_dense.items():
             if (method := every[name].method) is not None:
                 plan = Plan.model_validate(results.plans[name])
-                ratio = max(bucket.compressor.ratio for bucket in plan.buckets)
+                ratio = max(trained_ratio(b.compressor) for b in plan.buckets)
                 key = (method, ratio, every[name].remedies, name)
                 found.setdefault(key, []).append(of_task)
     return tuple(

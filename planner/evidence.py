@@ -121,13 +121,22 @@ def of(
             name = method_name(option.compressor, option.collective)
             key = name, momentum_correction and option.compressor.sparse
             ratio = option.ratio
-            if option.compressor.variable_length:  # trained by its options, not by it
-                ratio = option.compressor.example().ratio
+            if option.compressor.variable_length:
+                ratio = trained_ratio(option.compressor)
             ratios[key] = max(ratio, ratios.get(key, 1.0))
     return tuple(
         rests_on(name, ratio, momentum_correction=corrected)
         for (name, corrected), ratio in ratios.items()
     )
+
+
+def trained_ratio(spec: Spec) -> float:
+    """Return the ratio by which trainings by ``spec`` are known.
+
+    Where the data decide how much is sent, it is that of the default options, and not
+    what was expected of one model.
+    """
+    return spec.example().ratio if spec.variable_length else spec.ratio
 
 
 def of_local_steps(steps: int) -> tuple[str, ...]:
