@@ -219,7 +219,8 @@ def evidence(folder: Path) -> tuple[Evidence, ...]:
         for name, of_task in beside_dense.items():
             if (method := every[name].method) is not None:
                 plan = Plan.model_validate(results.plans[name])
-                ratio = max(trained_ratio(b.compressor) for b in plan.buckets)
+                specs = [bucket.compressor for bucket in plan.buckets]
+                ratio = max(trained_ratio(spec, spec.ratio) for spec in specs)
                 key = (method, ratio, every[name].remedies, name)
                 found.setdefault(key, []).append(of_task)
     return tuple(

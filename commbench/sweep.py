@@ -111,7 +111,10 @@ def geometric_sizes(
 
 
 def fewest_calls(nbytes: int, call_s: float) -> int:
-    """Return how often a collective of this size, that takes so long, is called."""
+    """Return how often a collective of this size, that takes so long, is called.
+
+    Once to check it, and once to see how long it takes, besides.
+    """
     size, calls = _size(nbytes), _calls(nbytes, call_s)
     if call_s >= LONG_S:
         return 2 + calls * (WARM_UPS[size] + FEWEST_LONG)

@@ -120,9 +120,7 @@ def of(
         if not option.compressor.lossless:
             name = method_name(option.compressor, option.collective)
             key = name, momentum_correction and option.compressor.sparse
-            ratio = option.ratio
-            if option.compressor.variable_length:
-                ratio = trained_ratio(option.compressor)
+            ratio = trained_ratio(option.compressor, option.ratio)
             ratios[key] = max(ratio, ratios.get(key, 1.0))
     return tuple(
         rests_on(name, ratio, momentum_correction=corrected)
@@ -130,13 +128,13 @@ def of(
     )
 
 
-def trained_ratio(spec: Spec) -> float:
-    """Return the ratio by which trainings by ``spec`` are known.
+def trained_ratio(spec: Spec, ratio: float) -> float:
+    """Return by which ratio trainings by ``spec`` are known: its own ``ratio``.
 
     Where the data decide how much is sent, it is that of the default options, and not
     what was expected of one model.
     """
-    return spec.example().ratio if spec.variable_length else spec.ratio
+    return spec.example().ratio if spec.variable_length else ratio
 
 
 def of_local_steps(steps: int) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.tests.support import forked
 from comm_plan.tests.support.command import Ended
 from comm_plan.tests.support.documents import network, profile_of, tensor
+from comm_plan.transports.launch import rank_variables
 
 PROFILE = profile_of(
     [tensor("b", (4,), 0.001), tensor("a", (2, 4), 0.003)],
@@ -758,11 +759,9 @@ def test_a_rank_that_runs_out_of_batches_is_named(tmp_path):
 @pytest.mark.slow
 def test_a_rank_0_that_never_comes_is_said_in_one_line(tmp_path, port):
     write_own(tmp_path, "pass", ranks=2)
-    alone = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     run = process(
         "train", "own.py:make", "--plan", "plan.json", "--timeout", 1,
-        cwd=tmp_path, env={**os.environ, **alone, **meeting},
+        cwd=tmp_path, env={**os.environ, **rank_variables(1, 2, port)},
     )  # fmt: skip
     assert run.returncode == 1, run.stderr
     (line,) = run.stderr.splitlines()

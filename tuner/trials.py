@@ -177,7 +177,8 @@ class Trials:
                     reached.append(times)
                 done(len(rows), warm_up + iterations)
                 counted = len(rows) - warm_up
-                if limit_s < math.inf and counted > 0 == counted % between_checks:
+                is_check = counted > 0 and counted % between_checks == 0
+                if limit_s < math.inf and is_check:
                     used_s = time.perf_counter() - begun_s
                     if ranks.broadcast_object(used_s) > limit_s:
                         break
