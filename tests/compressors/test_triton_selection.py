@@ -215,13 +215,14 @@ def test_unusable_input_is_refused(residual, gradient, k, message):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device():
     state = SelectionState.fresh(DEVICE)
     residual, gradient = torch.zeros(N, device=DEVICE), normal(N)
     accumulate_and_select(residual, gradient, 50, state)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         accumulate_and_select(residual, gradient, 50, state)
     finally:
         torch.cuda.set_sync_debug_mode("default")

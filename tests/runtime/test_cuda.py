@@ -60,7 +60,10 @@ def test_a_rank_over_nccl_gives_the_parameters_of_ddp(scenario):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_on_a_gpu_as_on_the_cpu(method):
-    """Those that round at random draw other numbers there, and end nearby."""
+    """Those that round at random draw other numbers there, and end nearby.
+
+    Two draws of QSGD with 2 bits end 16 % apart on a CPU, too.
+    """
     call = MAX_RANKS, trained, method, STEPS
     (ours, losses), (others, _), *_ = real_ranks("gloo-cuda").run(*call)
     (expected, losses_there), *_ = real_ranks("gloo").run(*call)
@@ -70,7 +73,7 @@ def test_every_method_trains_on_a_gpu_as_on_the_cpu(method):
         for name, there in expected.items():
             trained_by = (there - start[name]).norm()
             assert (ours[name] - there).norm() < trained_by
-        assert losses[-1] == pytest.approx(losses_there[-1], rel=0.1)
+        assert losses[-1] == pytest.approx(losses_there[-1], rel=0.25)
     else:
         torch.testing.assert_close(ours, expected)
         assert losses[-1] == pytest.approx(losses_there[-1], rel=1e-5)
