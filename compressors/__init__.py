@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from comm_plan.compressors.base import Compressor, Context, Slot
 
 
-def _implementation(spec: type[Spec]) -> type[Compressor]:
-    module, name = spec.implementation.split(":")
+def _implementation(spec: type[Spec], device_type: str) -> type[Compressor]:
+    on_gpu = spec.on_gpu if device_type == "cuda" else None
+    module, name = (on_gpu or spec.implementation).split(":")
     loaded = import_module(f"comm_plan.compressors.{module}")
     return cast("type[Compressor]", getattr(loaded, name))
 
@@ -29,4 +30,5 @@ def build(
         slots: the bucket's tensors, in order.
         context: the run.
     """
-    return _implementation(type(spec))(spec, collective, slots, context)
+    made = _implementation(type(spec), context.device.type)
+    return made(spec, collective, slots, context)

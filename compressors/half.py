@@ -42,7 +42,7 @@ class HalfCompressor(SummedCompressor[Half]):
     ) -> None:
         """Divide by P in float32 and cast into the buffer."""
         for part, cast in in_chunks(gradient, self._views[index]):
-            cast.copy_(part.float().mul(self._share))
+            torch.mul(part.float(), self._share, out=cast)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Cast the mean back into ``out``."""

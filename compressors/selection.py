@@ -28,6 +28,7 @@ stable sort, which takes the first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -53,6 +54,8 @@ SAMPLED_ABOVE = 128  # how many sampled elements should exceed the true threshol
 SAMPLE_RUN = 16  # floats in a cache line
 SAMPLE_SHARE = 1 / 32  # never sample more than this share of the elements
 SAMPLE_SIGMAS = 4.0  # how far below its estimate the threshold is put
+
+MAGNITUDE_BITS = (1 << 31) - 1  # of a float32; as integers they are in order
 
 EVERYTHING = -1.0  # the threshold that every magnitude exceeds
 WANTED_PER_K = 1.5  # how many elements should exceed the threshold in the next step
@@ -104,6 +107,55 @@ def choose(values: torch.Tensor, k: int) -> torch.Tensor:
     if values.is_cuda:
         return values.abs().topk(k, sorted=False).indices.sort().values.int()
     return torch.from_numpy(_choose(values.numpy(), None, k).astype(np.int32))
+
+
+class Stretches:
+    """Which elements of tensors that lie end to end are to be selected, of each.
+
+    Args:
+        numels: of the tensors.
+        ks: how many to select of each, 1 <= k <= numel.
+        device: where they are.
+    """
+
+    def __init__(
+        self, numels: Sequence[int], ks: Sequence[int], device: torch.device
+    ) -> None:
+        self._numel = sum(numels)
+        self._numels = torch.tensor(numels, device=device)
+        self._first_keys = torch.arange(len(ks), device=device) << 32
+        counts = torch.tensor(ks, device=device)
+        self._starts = (self._numels.cumsum(0) - self._numels).repeat_interleave(counts)
+        before = (counts.cumsum(0) - counts).repeat_interleave(counts)
+        self._ranked = self._starts + torch.arange(sum(ks), device=device) - before
+
+    def take(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the largest magnitudes of each tensor out of ``residual``, at once.
+
+        One sort of all of them, by tensor and then by magnitude; of equal magnitudes
+        the first. Nothing waits for the device.
+
+        Args:
+            residual: [sum of numels] float32, contiguous; what is selected is set to 0.
+
+        Returns:
+            values [sum of ks] float32 and where they were [sum of ks] int64, ascending.
+        """
+        keys = self._first_keys.repeat_interleave(self._numels, output_size=self._numel)
+        keys -= residual.view(torch.int32) & MAGNITUDE_BITS
+        order = keys.sort(stable=True).indices
+        chosen = order[self._ranked].sort().values
+        values = residual[chosen]
+        residual.index_fill_(0, chosen, 0.0)
+        return values, chosen
+
+    def within(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the indices into each tensor, int32, of those into all of them."""
+        return (chosen - self._starts).int()
+
+    def across(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the indices into all tensors, int64, of those into each."""
+        return indices + self._starts
 
 
 @dataclass

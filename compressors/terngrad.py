@@ -64,9 +64,7 @@ class TernGradCompressor(Compressor[TernGrad]):
         scaler = torch.maximum(-low, high)
         clipped = self._clipped[index]
         if self.spec.clip:
-            sigma = deviation(gradient)
-            bounded = (low < high) & (sigma > 0)
-            bound = torch.where(bounded, self.spec.clip * sigma, torch.inf)
+            bound = bounds_of(self.spec.clip, deviation(gradient), low, high)
             torch.clamp(gradient, -bound, bound, out=clipped)
             scaler = torch.minimum(scaler, bound)
         else:
@@ -80,7 +78,7 @@ class TernGradCompressor(Compressor[TernGrad]):
     def encode(self) -> Message:
         """Round to trits, and pack them for ``allgather``."""
         views = torch.split(self._trits, self._numels)
-        divisors = torch.where(self._scalers == 0, 1.0, self._scalers)
+        divisors = divisors_of(self._scalers)
         for index, slot in enumerate(self.slots):
             key = random_key(self.context.seed, self.step, slot.name)
             scaled = self._clipped[index].div_(divisors[index])
@@ -112,7 +110,7 @@ def deviation(gradient: torch.Tensor) -> torch.Tensor:
 
     Several times faster than ``Tensor.std``; equal elements may come out a rounding
     error above 0. Where squares overflow (magnitudes beyond 1e19), or an element is not
-    finite, it is inf; below 1e-23 they vanish and it is 0.
+    finite, it is inf or NaN; below 1e-23 they vanish and it is 0.
 
     Args:
         gradient: [numel] float32.
@@ -121,4 +119,24 @@ def deviation(gradient: torch.Tensor) -> torch.Tensor:
     norms = [torch.linalg.vector_norm(part - mean) for (part,) in in_chunks(gradient)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     sigma: torch.Tensor = norm / gradient.numel() ** 0.5
-    return sigma.nan_to_num(nan=torch.inf)
+    return sigma
+
+
+def bounds_of(
+    clip: float, sigma: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> torch.Tensor:
+    """Return the magnitudes that gradients are clipped to; inf: they are not.
+
+    Args:
+        clip: how many deviations.
+        sigma: of each tensor, the deviation; inf and NaN bound nothing.
+        low: of each, the least element.
+        high: of each, the greatest.
+    """
+    bounded = (low < high) & (sigma > 0)
+    return torch.where(bounded, clip * sigma, torch.inf)
+
+
+def divisors_of(scalers: torch.Tensor) -> torch.Tensor:
+    """Return what gradients are divided by: ``scalers``, but no zeros."""
+    return torch.where(scalers == 0, 1.0, scalers)

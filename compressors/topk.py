@@ -84,6 +84,7 @@ class TopKCompressor(Compressor[TopK]):
         if context.momentum_of is not None:
             self.state[VELOCITY] = self._zeros_by_slot()
         self._selections = [fresh_state(context.device) for _ in self.slots]
+        self._floor: float | None = None  # that the message is laid out for
         self._ks: list[int] = []
         self._sent: Message = ()
         self._received: Sequence[Message] = ()
@@ -179,17 +180,18 @@ class TopKCompressor(Compressor[TopK]):
         self.state[RESIDUAL][index].index_add_(0, indices, values)
 
     def _fit_message(self) -> None:
-        """Lay the message out anew where a density warm-up changed the ks."""
-        ks = [
-            selected(slot.numel, max(density, self.density_floor))
+        """Lay the message out anew where a density warm-up changes the ks."""
+        if self.density_floor == self._floor:
+            return
+        self._floor = self.density_floor
+        self._ks = [
+            selected(slot.numel, max(density, self._floor))
             for slot, density in zip(self.slots, self._densities, strict=True)
         ]
-        if ks != self._ks:
-            self._ks = ks
-            values = torch.zeros(
-                sum(ks), dtype=torch.float32, device=self.context.device
-            )
-            self._sent = values, values.int()
+        values = torch.zeros(
+            sum(self._ks), dtype=torch.float32, device=self.context.device
+        )
+        self._sent = values, values.int()
 
     def _segment(
         self, message: Message, index: int

@@ -147,6 +147,10 @@ class Spec(Value):
     implementation: ClassVar[str]
     """``module:Class`` in ``comm_plan.compressors``."""
 
+    on_gpu: ClassVar[str | None] = None
+    """Likewise, for a GPU, where to launch a tensor's operations takes longer than what
+    they do; None: the same."""
+
     dtypes: ClassVar[tuple[str, ...]]
     """Gradient dtypes that it takes."""
 

@@ -27,6 +27,7 @@ class TernGrad(EveryElement):
 
     methods = {"terngrad": "allgather", "terngrad-allreduce": "allreduce"}
     implementation = "terngrad:TernGradCompressor"
+    on_gpu = "terngrad_at_once:TernGradAtOnce"
     dtypes = ("float32", "float16", "bfloat16")
     lossless = False
     carries_nonfinite = False

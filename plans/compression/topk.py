@@ -83,6 +83,7 @@ class TopK(_Largest):
     selects_by_tensor = True
     methods = {"topk": "allgather", "gtopk": "gtopk"}
     implementation = "topk:TopKCompressor"
+    on_gpu = "topk_at_once:TopKAtOnce"
     by_default = ("topk", "gtopk")
 
     @property

@@ -7,7 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from comm_plan.compressors import selection
-from comm_plan.compressors.selection import LastSelection, accumulate_and_select
+from comm_plan.compressors.selection import (
+    LastSelection,
+    Stretches,
+    accumulate_and_select,
+)
 
 pytestmark = pytest.mark.usefixtures("with_and_without_loops")
 
@@ -195,6 +199,28 @@ def test_plain_torch_operations_take_the_first_of_equals_of_small_tensors(
     by_torch = selection._with_torch(other, gradient, k)
     assert all(map(torch.equal, by_torch, expected))
     assert torch.equal(other, residual)
+
+
+@given(st.data(), st.integers(0, 10**6))
+def test_selecting_from_many_at_once_is_selecting_from_each(data, seed):
+    numels = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
+    ks = [data.draw(st.integers(1, numel)) for numel in numels]
+    rng = np.random.default_rng(seed)
+    drawn = data.draw(st.sampled_from(["normal", "few distinct", "mostly zero"]))
+    values = ADVERSARIES[drawn](rng)[: sum(numels)].astype(np.float32)
+    residual = torch.from_numpy(values * np.float32(rng.choice([1e-42, 1, 1e37])))
+    expected = [
+        (*accumulate_and_select(part, torch.zeros_like(part), k), part)
+        for part, k in zip(residual.clone().split(numels), ks, strict=True)
+    ]
+    stretches = Stretches(numels, ks, residual.device)
+    taken, chosen = stretches.take(residual)
+    within = stretches.within(chosen)
+    assert torch.equal(stretches.across(within), chosen)
+    for got, wanted in zip(
+        (taken, within, residual), zip(*expected, strict=True), strict=True
+    ):
+        assert torch.equal(got, torch.cat(wanted))
 
 
 def test_the_gradient_is_only_read():

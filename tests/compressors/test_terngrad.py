@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from comm_plan.compressors import build
 from comm_plan.compressors.base import Context, Slot
+from comm_plan.compressors.terngrad import TernGradCompressor
 from comm_plan.plans.compression import TernGrad
 from comm_plan.transports.local import LocalTransport
 
-pytestmark = pytest.mark.usefixtures("with_and_without_loops")
+pytestmark = pytest.mark.usefixtures("with_and_without_loops", "as_on_a_gpu_too")
 
 NUMELS = (33, 1, 20)
 
@@ -80,15 +81,35 @@ def test_wire_bytes_are_packed_trits_or_one_byte_an_element(numels, collective):
 @given(st.integers(1, 9), st.integers(0, 10**6))
 @settings(max_examples=30)
 def test_both_collectives_give_the_same_mean(world_size, seed):
+    """Where tensors are rounded one by one: at once, each has an order of its own."""
     gradients = random_gradients(seed, world_size)
+    slots = [Slot(f"t{i}", numel) for i, numel in enumerate(NUMELS)]
+
+    def ranks(collective):
+        for rank in range(world_size):
+            context = Context(world_size, rank, torch.device("cpu"), seed=rank)
+            yield TernGradCompressor(TernGrad(), collective, slots, context)
+
     means = {
-        collective: exchange(
-            [terngrad(world_size, r, collective) for r in range(world_size)], gradients
-        )[0]
+        collective: exchange(list(ranks(collective)), gradients)[0]
         for collective in ("allgather", "allreduce")
     }
     for one, other in zip(means["allgather"], means["allreduce"], strict=True):
         assert torch.equal(one, other)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 10**6))
+@pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+def test_nothing_is_left_to_chance_where_magnitudes_are_equal(collective, numels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [
+        [0.5 * torch.randint(-1, 2, (n,), generator=generator) for n in numels]
+        for _ in range(3)
+    ]
+    ranks = [terngrad(3, r, collective, numels, clip=0) for r in range(3)]
+    means, _ = exchange(ranks, gradients)
+    for mean, own in zip(means, zip(*gradients, strict=True), strict=True):
+        torch.testing.assert_close(mean, sum(own) / 3)
 
 
 def test_127_ranks_fit_into_int8():

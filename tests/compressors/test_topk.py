@@ -1,14 +1,20 @@
 """Claims about top-k with error feedback."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_plan.compressors import build
+from comm_plan.compressors import build, topk_at_once
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.momentum import Momentum
+from comm_plan.compressors.topk import TopKCompressor
+from comm_plan.compressors.topk_at_once import TopKAtOnce, runs_of
 from comm_plan.plans.compression import TopK, selected, spec_class
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
 
 NUMELS = (40, 1, 9)
 
@@ -156,7 +162,7 @@ def test_what_is_not_sent_waits_until_it_is_large():
     compressor = topk(numels=(2,), density=0.5)
     for _ in range(2):
         compressor.add(0, torch.tensor([1.0, 0.75]))
-    values, indices = compressor.encode()
+        values, indices = compressor.encode()
     assert (values.tolist(), indices.tolist()) == ([1.5], [1])
     assert compressor.state["residual"][0].tolist() == [1.0, 0.0]
 
@@ -228,3 +234,38 @@ def test_half_precision_gradients_leave_nothing_behind(dtype):
     out = torch.empty(64, dtype=dtype)
     compressor.write(0, out)
     assert torch.equal(out + compressor.state["residual"][0].to(dtype), gradient)
+
+
+@given(st.lists(st.integers(1, 20), max_size=30))
+def test_runs_are_of_small_neighbours_and_small_themselves(numels):
+    runs = runs_of(numels, 10)
+    inside = [index for run in runs for index in range(run.start, run.stop)]
+    assert inside == [index for index, numel in enumerate(numels) if numel < 10]
+    assert all(sum(numels[run]) < 10 for run in runs)
+    for run, following in pairwise(runs):  # as long as they can be
+        if run.stop == following.start:
+            assert sum(numels[run]) + numels[following.start] >= 10
+
+
+@pytest.mark.parametrize("nesterov", [None, False, True])
+def test_selecting_at_once_is_selecting_tensor_by_tensor(nesterov, monkeypatch):
+    numels = (50, 3, 700, 1, 90, 400)
+    monkeypatch.setattr(topk_at_once, "runs_of", lambda numels: runs_of(numels, 500))
+    slots = [Slot(f"t{index}", numel) for index, numel in enumerate(numels)]
+    given_momentum = None if nesterov is None else lambda _: Momentum(0.9, nesterov)
+    context = Context(1, 0, torch.device("cpu"), momentum_of=given_momentum)
+    spec = TopK(density=(0.1, 1.0, 0.01, 1.0, 0.2, 0.5), clip_norm=20.0)
+    made = TopKCompressor, TopKAtOnce
+    by_tensor, at_once = (own(spec, "allgather", slots, context) for own in made)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(4):
+        for index, numel in enumerate(numels):
+            gradient = torch.randn(numel, generator=generator).round(decimals=1)
+            for compressor in (by_tensor, at_once):
+                compressor.density_floor = 0.3 if step == 1 else 0.0
+                compressor.add(index, gradient)
+        for compressor in (by_tensor, at_once):
+            allgather([compressor])
+        assert all(map(torch.equal, written(by_tensor), written(at_once)))
+        for quantity, tensors in by_tensor.state.items():
+            assert all(map(torch.equal, tensors, at_once.state[quantity]))

@@ -1,0 +1,148 @@
+"""Top-k for a GPU: the small tensors of a bucket are selected from at once.
+
+The method and the bytes are those of :mod:`comm_plan.compressors.topk`. Tensor by
+tensor a selection takes a dozen operations, each of which takes longer to launch than
+to do. Here neighbours below :data:`~comm_plan.compressors.selection.SMALL_ON_GPU`
+elements, and not more than that together, are a *run*, whose residuals lie end to end:
+gradients are added as they arrive, and one sort selects from all of the run when the
+bucket is complete. Larger tensors are selected from one by one, as they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from comm_plan.compressors.base import RESIDUAL, VELOCITY, Context, Message, Slot
+from comm_plan.compressors.momentum import mask
+from comm_plan.compressors.selection import SMALL_ON_GPU, Stretches
+from comm_plan.compressors.topk import TopKCompressor, clipped
+from comm_plan.plans.compression import TopK
+
+STEP = "step"
+"""What was added to the residual: with a velocity, it is asked for once more."""
+
+
+@dataclass
+class Run:
+    """Neighbours that are selected from together.
+
+    Attributes:
+        slots: which of the bucket.
+        whole: of every quantity of their state, and of :data:`STEP` where there is a
+            velocity, theirs end to end: [n] float32.
+        parts: the same, by tensor.
+        stretches: what is to be selected, once that is known.
+    """
+
+    slots: slice
+    whole: dict[str, torch.Tensor]
+    parts: dict[str, Sequence[torch.Tensor]]
+    stretches: Stretches | None = field(default=None, init=False)
+
+
+class TopKAtOnce(TopKCompressor):
+    """Sends what :class:`TopKCompressor` sends."""
+
+    def __init__(
+        self, spec: TopK, collective: str, slots: Sequence[Slot], context: Context
+    ) -> None:
+        """Lay the residuals of small tensors end to end."""
+        super().__init__(spec, collective, slots, context)
+        self._numels = [slot.numel for slot in self.slots]
+        self._runs = [self._run(slots) for slots in runs_of(self._numels)]
+        self._place_of = {
+            run.slots.start + place: (run, place)
+            for run in self._runs
+            for place in range(run.slots.stop - run.slots.start)
+        }
+        self._means: Sequence[torch.Tensor] = ()
+
+    def add(
+        self,
+        index: int,
+        gradient: torch.Tensor,
+        second_moment: torch.Tensor | None = None,
+    ) -> None:
+        """Accumulate ``gradient``; from a large one, select."""
+        if index not in self._place_of:
+            super().add(index, gradient, second_moment)
+            return
+        self._fit_message()
+        if self.spec.clip_norm is not None:
+            gradient = clipped(gradient, self.spec.clip_norm)
+        step = self.accelerated(index, gradient)
+        self.state[RESIDUAL][index] += step
+        run, place = self._place_of[index]
+        if STEP in run.parts:
+            run.parts[STEP][place].copy_(step)
+
+    def encode(self) -> Message:
+        """Select from the small ones; return (values, indices), by tensor."""
+        for run in self._runs:
+            self._select(run)
+        return super().encode()
+
+    def decode(self, messages: Sequence[Message]) -> None:
+        """Add up the messages: every rank's, or what a ``gtopk`` tree returned."""
+        super().decode(messages)
+        share = 1.0 / self.context.world_size
+        mean = self._zeros()
+        for values, indices in messages:
+            mean.index_add_(0, self._bucket.across(indices), values, alpha=share)
+        self._means = mean.split(self._numels)
+
+    def write(self, index: int, out: torch.Tensor) -> None:
+        """Overwrite ``out`` with its part of the means."""
+        out.copy_(self._means[index])
+
+    def _fit_message(self) -> None:
+        """Say anew what is to be selected where a density warm-up changed the ks."""
+        before = self._ks
+        super()._fit_message()
+        if self._ks is before:
+            return
+        device = self.context.device
+        self._bucket = Stretches(self._numels, self._ks, device)
+        for run in self._runs:
+            numels, ks = self._numels[run.slots], self._ks[run.slots]
+            run.stretches = Stretches(numels, ks, device)
+
+    def _select(self, run: Run) -> None:
+        assert run.stretches is not None
+        values, chosen = run.stretches.take(run.whole[RESIDUAL])
+        if VELOCITY in run.whole:
+            mask(run.whole[VELOCITY], run.whole[STEP], values, chosen)
+        start = sum(self._ks[: run.slots.start])
+        for sent, own in zip(
+            self._sent, (values, run.stretches.within(chosen)), strict=True
+        ):
+            sent[start : start + len(own)] = own
+
+    def _run(self, slots: slice) -> Run:
+        """Return the run of these slots, and let their state be parts of it."""
+        whole = {name: torch.cat(parts[slots]) for name, parts in self.state.items()}
+        if VELOCITY in whole:
+            whole[STEP] = torch.zeros_like(whole[VELOCITY])
+        parts = {name: t.split(self._numels[slots]) for name, t in whole.items()}
+        for name, of_slots in self.state.items():
+            of_slots[slots] = parts[name]
+        return Run(slots, whole, parts)
+
+
+def runs_of(numels: Sequence[int], most: int = SMALL_ON_GPU) -> list[slice]:
+    """Return where neighbours are that have fewer than ``most`` elements together."""
+    runs: list[slice] = []
+    total = most
+    for index, numel in enumerate(numels):
+        if numel >= most:
+            total = most
+        elif total + numel < most:
+            total += numel
+            runs[-1] = slice(runs[-1].start, index + 1)
+        else:
+            total = numel
+            runs.append(slice(index, index + 1))
+    return runs
