@@ -1,9 +1,10 @@
 """What the engine and compression cost on a GPU: iterations over NCCL, of one rank.
 
 Nothing has to be moved between ranks, so what is left is computation, what the engine
-does around it, and what encoding and decoding take. Stock DDP, the engine with DDP's
-own buckets, and the same buckets by every method run in turns within one run. Writes a
-table (Markdown) and the figures (JSON) to ``benchmarks/results``::
+does around it, and what encoding and decoding take. DDP, without and with its own
+compression, the engine with DDP's buckets, and the same buckets by every method run in
+turns within one run. Writes a table (Markdown) and the figures (JSON) to
+``benchmarks/results``::
 
     python -m comm_plan.benchmarks.engine_on_gpu
 """
@@ -27,6 +28,13 @@ from comm_plan.transports.base import Transport
 from comm_plan.transports.distributed import TorchTransport
 from comm_plan.tuner.trials import Trials
 from comm_plan.workloads import load
+
+REFERENCES = {
+    DDP: None,
+    "ddp, fp16 hook": "fp16",
+    "ddp, PowerSGD hook, rank 2": "powersgd 2",
+}
+"""PyTorch's own, by hook."""
 
 VARIANTS = {
     "fp16": "fp16",
@@ -70,11 +78,12 @@ def measured(
     trials = Trials(load(workload), transport, on_nonfinite="propagate")
     stock = load(workload)
     stock.model.to(transport.device)
-    seconds: dict[str, list[float]] = {name: [] for name in (DDP, *every)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*REFERENCES, *every)}
     for _ in range(rounds):
         for name in (*seconds, *reversed(seconds)):
-            if name == DDP:
-                of_block = ddp_block(name, stock, transport, iterations, WARM_UP)
+            if name in REFERENCES:
+                hook = REFERENCES[name]
+                of_block = ddp_block(hook, stock, transport, iterations, WARM_UP)
             else:
                 block = trials.run(every[name], iterations, warm_up=WARM_UP)
                 of_block = block.seconds.tolist()

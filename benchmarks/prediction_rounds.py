@@ -16,9 +16,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from comm_plan.benchmarks import ddp_hooks
 from comm_plan.plans import Plan, Timing
 from comm_plan.profiler.ranks import slowest_of
 from comm_plan.profiler.timings import Timings, Trial, joined
@@ -31,25 +31,23 @@ from comm_plan.workloads import load
 from comm_plan.workloads.base import Workload, endless
 
 DDP = "ddp"
-HOOKS = {DDP: None, "ddp, fp16 hook": fp16_compress_hook}
-"""Stock DDP without and with a hook, by variant."""
+HOOKS = {DDP: None, "ddp, fp16 hook": "fp16"}
+"""Stock DDP without and with a hook (:mod:`comm_plan.benchmarks.ddp_hooks`)."""
 
 EVERY = 4
 """Variants between two blocks of the computation alone."""
 
 
 def ddp_block(
-    variant: str,
+    hook: str | None,
     workload: Workload,
     transport: Transport,
     iterations: int,
     warm_up: int,
 ) -> list[float]:
-    """Return the seconds of each iteration by stock DDP, the mean of the ranks."""
+    """Return the seconds of each iteration by DDP, the mean of the ranks."""
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
-    hook = HOOKS[variant]
-    if hook is not None:
-        model.register_comm_hook(None, hook)
+    ddp_hooks.register(model, hook)
     optimizer = workload.optimizer(model.parameters())
     batches = endless(workload.batches, transport.rank, transport.world_size)
     own = [
@@ -122,7 +120,7 @@ def main() -> None:
                     computation.block(arguments.iterations)
                 if name in HOOKS:
                     seconds[name] += ddp_block(
-                        name,
+                        HOOKS[name],
                         load(arguments.workload),
                         transport,
                         arguments.iterations,

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from comm_plan.benchmarks import ddp_hooks
 from comm_plan.plans import Plan
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
@@ -119,14 +119,7 @@ def averaging(
     ddp = DistributedDataParallel(
         model, bucket_cap_mb=variant.cap_mb, gradient_as_bucket_view=True
     )
-    match (variant.hook or "").split():
-        case ["fp16"]:
-            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        case ["powersgd", rank]:
-            state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=int(rank), start_powerSGD_iter=2
-            )
-            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    ddp_hooks.register(ddp, variant.hook)
     yield ddp, optimizer, lambda: None
 
 

@@ -11,7 +11,7 @@ last row is zero. For ``allreduce``, which packs nothing, there is one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -36,8 +36,16 @@ class TernGradAtOnce(Compressor[TernGrad]):
         columns = [-(-slot.numel // rows) for slot in self.slots]
         self._columns = torch.tensor(columns, device=device)
         self._values = torch.zeros(rows, sum(columns), device=device)
-        self._by_slot = self._values.split(columns, dim=1)
-        self._means = self._by_slot
+        self._means = torch.zeros_like(self._values)
+        self._value_parts, self._mean_parts = (
+            [
+                parts(of_slot, slot.numel)
+                for of_slot, slot in zip(
+                    whole.split(columns, dim=1), self.slots, strict=True
+                )
+            ]
+            for whole in (self._values, self._means)
+        )
         lows, highs, variances = torch.zeros(3, len(columns), device=device)
         self._known = lows, highs, variances
         self._known_by_slot = list(
@@ -53,8 +61,8 @@ class TernGradAtOnce(Compressor[TernGrad]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Keep the gradient, its extremes and its variance."""
-        for kept, part in laid_out(self._by_slot[index], gradient):
-            kept.copy_(part)
+        for kept, elements in self._value_parts[index]:
+            kept.copy_(gradient[elements].view_as(kept))
         gradient = gradient.float()
         low, high, variance = self._known_by_slot[index]
         torch.aminmax(gradient, out=(low, high))
@@ -92,13 +100,12 @@ class TernGradAtOnce(Compressor[TernGrad]):
             for (packed,) in messages:
                 total += unpack_trits(packed, total.numel())
         shares = self._of_columns(self._scalers / self.context.world_size)
-        means = total.view_as(self._values) * shares
-        self._means = means.split([part.shape[1] for part in self._by_slot], dim=1)
+        torch.mul(total.view_as(self._means), shares, out=self._means)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with its part of the means."""
-        for mean, part in laid_out(self._means[index], out):
-            part.copy_(mean)
+        for mean, elements in self._mean_parts[index]:
+            out[elements].view_as(mean).copy_(mean)
 
     def _of_columns(self, of_slots: torch.Tensor) -> torch.Tensor:
         """Return a number of each tensor for all of its columns, [columns]."""
@@ -107,17 +114,16 @@ class TernGradAtOnce(Compressor[TernGrad]):
         )
 
 
-def laid_out(
-    rows: torch.Tensor, flat: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield which parts of ``rows`` hold which of ``flat``, of equal shapes.
+def parts(rows: torch.Tensor, numel: int) -> list[tuple[torch.Tensor, slice]]:
+    """Return which parts of ``rows`` hold which of so many elements.
 
     Args:
         rows: [r, c].
-        flat: [numel], at most r c.
+        numel: at most r c.
     """
     columns = rows.shape[1]
-    full, left = divmod(flat.numel(), columns)
-    yield rows[:full], flat[: full * columns].view(full, columns)
+    full, left = divmod(numel, columns)
+    held = [(rows[:full], slice(0, full * columns))]
     if left:
-        yield rows[full, :left], flat[full * columns :]
+        held.append((rows[full, :left], slice(full * columns, numel)))
+    return held
