@@ -22,7 +22,8 @@ On CUDA the Triton kernel of :mod:`~comm_plan.compressors.triton_selection` does
 same from :data:`SMALL_ON_GPU` elements on. Of smaller tensors, where launching its
 parts would take longest, and where Triton is missing, ``torch.topk`` selects: of equal
 magnitudes any, but of equal data always the same; below :data:`SMALL_NUMEL` elements a
-stable sort, which takes the first.
+stable sort, which takes the first. :class:`Stretches` selects from many tensors with
+one sort.
 """
 
 from __future__ import annotations
