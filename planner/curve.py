@@ -89,6 +89,10 @@ class CostCurve:
             self.beta_s_per_byte * seconds / sizes,
         )
 
+    def raised(self, seconds: float) -> CostCurve:
+        """Return the curve with ``seconds`` more at every size."""
+        return CostCurve(self.starts, self.alpha_s + seconds, self.beta_s_per_byte)
+
     def line(self, smallest: float, largest: float) -> tuple[float, float]:
         """Return the best single line between two sizes: ``(alpha_s, beta)``.
 

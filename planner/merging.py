@@ -92,8 +92,9 @@ def merge(
             before,
         )
     leg, inside = option.legs[0], slice(first, first + len(ready_s) + 1)
+    curve = leg.curve.raised(option.bucket_s)
     return by_deques(
-        ready_s, leg.nbytes[inside], leg.curve, option.codec_s[inside], free, before
+        ready_s, leg.nbytes[inside], curve, option.codec_s[inside], free, before
     )
 
 

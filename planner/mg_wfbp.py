@@ -75,7 +75,7 @@ def _line(run: Run) -> tuple[float, list[float]]:
     if option.gathers_rows(run.start):
         return float(option.rows_s[run.start]), [0.0]
     inside = slice(run.start, run.stop + 1)
-    alpha_s = 0.0
+    alpha_s = option.bucket_s
     seconds = np.diff(option.codec_s[inside])
     for leg in option.legs:
         each = np.diff(leg.nbytes[inside])

@@ -55,6 +55,7 @@ class Option:
         legs: the collective calls, one after another.
         compress_s: [L + 1] prefix sums of the time on the compute stream.
         codec_s: [L + 1] prefix sums of the time to encode and to decode.
+        bucket_s: what a bucket takes of that besides, whatever its tensors.
         allowed: [L] which tensors may go this way.
         rows_s: [L] the seconds of gathering the rows of tensors whose gradients are
             sparse, each of which is a bucket of its own; NaN for all others.
@@ -66,6 +67,7 @@ class Option:
     legs: tuple[Leg, ...]
     compress_s: FloatArray
     codec_s: FloatArray
+    bucket_s: float
     allowed: BoolArray
     rows_s: FloatArray
 
@@ -86,8 +88,7 @@ class Option:
 
     def channel_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return how long buckets ``start..stop`` keep the channel: decoding too."""
-        codec = self.codec_s[stop] - self.codec_s[start]
-        return self.communicate_s(start, stop) + codec
+        return self.communicate_s(start, stop) + self._coding_s(start, stop)
 
     def phases_s(
         self, start: IntArray, stop: IntArray | int
@@ -95,7 +96,12 @@ class Option:
         """Return how long buckets ``start..stop`` start up, travel and are decoded."""
         channel = self.communicate_s(start, stop)
         startup = np.minimum(self.startup_s, channel)
-        return startup, channel - startup, self.codec_s[stop] - self.codec_s[start]
+        return startup, channel - startup, self._coding_s(start, stop)
+
+    def _coding_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
+        gathered = ~np.isnan(self.rows_s[start])
+        tensors_s = self.codec_s[stop] - self.codec_s[start]
+        return tensors_s + np.where(gathered, 0.0, self.bucket_s)
 
     def spec(self, start: int, stop: int) -> Spec:
         """Return the compressor of bucket ``start..stop`` for a plan."""

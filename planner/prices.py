@@ -5,7 +5,8 @@ densities. They are interpolated, linearly in the number of elements and linearl
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
 is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
-communication thread and delay the messages behind. So does, by the byte, what a sum
+communication thread and delay the messages behind; a part of that is of the bucket,
+whatever its tensors. So does, by the byte, what a sum
 takes longer than in float32. Second moments delay backward too, each tensor's by its
 share of the elements. Every rank's message has to be decoded after an all-gather, one
 sum after an all-reduce or a gTop-k tree; in two passes a rank encodes its part again
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -47,17 +48,20 @@ class DeviceCost:
         densities: [D] measured, increasing.
         compress: [D] curves over elements: what delays backward.
         codec: [D] curves over elements: what keeps the communication thread.
+        bucket: [D] what keeps it besides, once a bucket.
     """
 
     densities: FloatArray
     compress: tuple[CostCurve, ...]
     codec: tuple[CostCurve, ...]
+    bucket: FloatArray
 
     @classmethod
     def measured(
         cls,
         costs: tuple[CompressionCost, ...],
         coded: Codings,
+        share_encoded: float = 1.0,
         momentum_correction: bool = False,
     ) -> DeviceCost:
         """Return the interpolation of a profile's entries for one compressor.
@@ -65,6 +69,7 @@ class DeviceCost:
         Args:
             costs: the entries.
             coded: how often messages are encoded and decoded.
+            share_encoded: of its tensors, how much a rank encodes.
             momentum_correction: momentum is applied before compression.
         """
 
@@ -73,7 +78,9 @@ class DeviceCost:
 
         def codec_s(cost: CompressionCost) -> float:
             return cost.codec_s(
-                coded.decoded, coded.encoded, momentum_correction=momentum_correction
+                coded.decoded,
+                coded.encoded * share_encoded,
+                momentum_correction=momentum_correction,
             )
 
         densities = sorted({cost.density for cost in costs})
@@ -85,12 +92,15 @@ class DeviceCost:
             np.array(densities),
             tuple(_curve({c.numel: compress_s(c) for c in g}) for g in groups),
             tuple(_curve({c.numel: codec_s(c) for c in g}) for g in groups),
+            np.array([g[0].bucket_s(coded.encoded) for g in groups]),
         )
 
     def seconds(
         self, numel: FloatArray, density: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[FloatArray, FloatArray, float]:
         """Return seconds on the compute stream and on the communication thread, [L].
+
+        And what a bucket takes of that thread besides, at the mean density.
 
         Args:
             numel: [L] elements.
@@ -109,7 +119,8 @@ class DeviceCost:
             mixed = (1 - share) * table[low, rows] + share * table[high, rows]
             return np.asarray(mixed, dtype=np.float64)
 
-        return between(self.compress), between(self.codec)
+        bucket_s = np.interp(position.mean(), np.arange(len(self.bucket)), self.bucket)
+        return between(self.compress), between(self.codec), float(bucket_s)
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:
@@ -139,7 +150,7 @@ class Prices:
     algorithm: str | None = None
     momentum_correction: bool = False
     _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
-    _devices: dict[tuple[str, Codings], DeviceCost] = field(
+    _devices: dict[tuple[str, Codings, float], DeviceCost] = field(
         default_factory=dict, repr=False
     )
 
@@ -195,12 +206,11 @@ class Prices:
                 "compressor or batch size"
             )
         coded = COLLECTIVES[collective].coded(self.world_size)
-        own = coded.encoded * spec.share_encoded(self.world_size)
-        coded = replace(coded, encoded=own)
-        compress, codec = self._device_seconds(spec, coded)
+        compress, codec, bucket_s = self._device_seconds(spec, coded)
         codec = codec + self._summing_s(spec, collective)
         if spec.lossless and self.world_size == 1:  # one rank sends nothing
             compress, codec = np.zeros_like(compress), np.zeros_like(codec)
+            bucket_s = 0.0
         is_dense = np.isnan(self._rows_s)
         compress, codec = compress * is_dense, codec * is_dense
         return Option(
@@ -210,6 +220,7 @@ class Prices:
             legs=tuple(self._legs(spec, collective)),
             compress_s=prefix_sums(compress),
             codec_s=prefix_sums(codec),
+            bucket_s=bucket_s,
             allowed=np.array(self.allowed(spec)),
             rows_s=self._rows_s,
         )
@@ -274,23 +285,24 @@ class Prices:
 
     def _device_seconds(
         self, spec: Spec, coded: Codings
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[FloatArray, FloatArray, float]:
         costs = self.profile.compression.get(spec.kind)
         numel = np.array([float(t.numel) for t in self.profile.tensors])
         if costs:
-            key = spec.kind, coded
+            share = spec.share_encoded(self.world_size)
+            key = spec.kind, coded, share
             if key not in self._devices:
                 self._devices[key] = DeviceCost.measured(
-                    costs, coded, self.momentum_correction
+                    costs, coded, share, self.momentum_correction
                 )
             densities = np.array(spec.densities(len(numel)))
-            compress, codec = self._devices[key].seconds(numel, densities)
+            compress, codec, bucket_s = self._devices[key].seconds(numel, densities)
             if spec.needs_second_moments:
                 compress = compress + self._second_moments_s * numel / numel.sum()
-            return compress, codec
+            return compress, codec, bucket_s
         if spec.lossless:
             free = np.zeros(len(numel))
-            return free, free
+            return free, free, 0.0
         raise InputError(
             f"profile has no compression costs for {spec.kind}: profile again with it, "
             "or add them to the profile's compression"

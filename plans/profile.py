@@ -135,6 +135,8 @@ class CompressionCost(Value):
     ``another_s``: what each further rank's message adds to that; None: as much again.
     ``momentum_s``: what momentum correction adds to ``compress_s``, less what the
     optimizer is spared; ``momentum_encode_s``: what it adds to ``encode_s``.
+    ``bucket_encode_s``, ``bucket_decode_s``: what a bucket takes besides, whatever its
+    tensors.
     ``density`` is 1 for compressors that send every element.
     """
 
@@ -146,6 +148,8 @@ class CompressionCost(Value):
     another_s: Seconds | None = None
     momentum_s: Seconds = 0.0
     momentum_encode_s: Seconds = 0.0
+    bucket_encode_s: Seconds = 0.0
+    bucket_decode_s: Seconds = 0.0
 
     def codec_s(
         self,
@@ -160,6 +164,10 @@ class CompressionCost(Value):
         decode_s = self.decompress_s + (decoded - 1) * another_s
         return encoded * encode_s + decode_s
 
+    def bucket_s(self, encoded: float = 1) -> float:
+        """Return what the communication thread needs for a bucket, besides."""
+        return encoded * self.bucket_encode_s + self.bucket_decode_s
+
     def longer(self, *, compress: float = 1.0, coding: float = 1.0) -> Self:
         """Return the cost with what delays backward, and the thread, so much longer."""
         another_s = self.another_s
@@ -171,6 +179,8 @@ class CompressionCost(Value):
                 "momentum_encode_s": self.momentum_encode_s * coding,
                 "decompress_s": self.decompress_s * coding,
                 "another_s": None if another_s is None else another_s * coding,
+                "bucket_encode_s": self.bucket_encode_s * coding,
+                "bucket_decode_s": self.bucket_decode_s * coding,
             }
         )
 

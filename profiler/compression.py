@@ -15,7 +15,9 @@ a bucket, which share a gradient and have each its own state and mean. What is s
 missing of the training around it is added by ``in_place`` and ``sent``.
 
 Tensors are square matrices of about the size that is noted. PowerSGD is measured at the
-rank of its spec's example.
+rank of its spec's example. What encoding and decoding take of a bucket whatever its
+tensors, ``bucket_encode_s`` and ``bucket_decode_s``, is what lies between one small
+tensor and many of them, carried on to none; the other figures are without it.
 
 Methods whose message length depends on the data get thresholds at which normal
 gradients give the wanted density; their state is emptied before every repetition, so
@@ -27,7 +29,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 import torch
@@ -109,10 +110,14 @@ def compression_costs(
         for numel in sizes(min(largest_numel, _most(kind)))
     ]
     costs: dict[str, list[CompressionCost]] = {kind: [] for kind in kinds}
+    bucket_s: dict[tuple[str, float], tuple[float, float]] = {}
     for done, (kind, density, numel) in enumerate(points, start=1):
         if transport is not None:
             transport.barrier()
-        costs[kind].append(_measured(kind, density, numel, target))
+        method = kind, density
+        if method not in bucket_s:
+            bucket_s[method] = _of_bucket(kind, density, target)
+        costs[kind].append(_measured(kind, density, numel, target, bucket_s[method]))
         if progress is not None:
             progress(done, len(points))
     every_rank = [costs] if transport is None else transport.gather_objects(costs)
@@ -167,37 +172,66 @@ def _densities_of(kind: str, densities: Sequence[float] | None) -> Sequence[floa
     return densities
 
 
-def _measured(
-    kind: str, density: float, numel: int, device: torch.device
-) -> CompressionCost:
+def _of_bucket(kind: str, density: float, device: torch.device) -> tuple[float, float]:
+    """Return what encoding and decoding a bucket take whatever its tensors."""
+    of_one, of_many = (
+        _seconds(_bucket(kind, density, SMALLEST_NUMEL, tensors, device), density)
+        for tensors in (1, MOST_TENSORS)
+    )
+    encode_s, decode_s = (
+        max(0.0, of_one[step] - of_many[step]) * MOST_TENSORS / (MOST_TENSORS - 1)
+        for step in (1, 2)
+    )
+    return min(encode_s, of_one[1]), min(decode_s, of_one[2])
+
+
+def _bucket(
+    kind: str,
+    density: float,
+    numel: int,
+    tensors: int,
+    device: torch.device,
+    momentum: Momentum | None = None,
+) -> Compressor:
+    """Return the compressor of a bucket of so many tensors of about ``numel``."""
     spec = spec_class(kind).at_density(density)
-    context = Context(world_size=1, rank=0, device=device)
-    tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
     rows = math.isqrt(numel)
     shape = rows, numel // rows
     slots = [Slot(f"tensor{i}", math.prod(shape), shape) for i in range(tensors)]
-    collective = spec.default_collective()
-    plain = build(spec, collective, slots, context)
-    seconds = _seconds(plain, density, device)
+    momentum_of = None if momentum is None else lambda name: momentum
+    context = Context(world_size=1, rank=0, device=device, momentum_of=momentum_of)
+    return build(spec, spec.default_collective(), slots, context)
+
+
+def _measured(
+    kind: str,
+    density: float,
+    numel: int,
+    device: torch.device,
+    bucket_s: tuple[float, float],
+) -> CompressionCost:
+    tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
+    plain = _bucket(kind, density, numel, tensors, device)
+    seconds = _seconds(plain, density)
     momentum_s = momentum_encode_s = 0.0
-    momentum = Momentum(_MOMENTUM)
-    corrected = build(
-        spec, collective, slots, replace(context, momentum_of=lambda name: momentum)
-    )
+    corrected = _bucket(kind, density, numel, tensors, device, Momentum(_MOMENTUM))
     if VELOCITY in corrected.state:
-        add_s, masked_s, *_ = _seconds(corrected, density, device)
+        add_s, masked_s, *_ = _seconds(corrected, density)
         momentum_s = max(0.0, add_s - seconds[0])
         momentum_encode_s = max(0.0, masked_s - seconds[1])
     compress_s, encode_s, decompress_s, another_s = seconds
+    bucket_encode_s, bucket_decode_s = bucket_s
     return CompressionCost(
         numel=numel,
         density=density,
         compress_s=compress_s,
-        encode_s=encode_s,
-        decompress_s=decompress_s,
+        encode_s=max(0.0, encode_s - bucket_encode_s / tensors),
+        decompress_s=max(0.0, decompress_s - bucket_decode_s / tensors),
         another_s=another_s if _is_gathered(plain) else None,
         momentum_s=momentum_s,
         momentum_encode_s=momentum_encode_s,
+        bucket_encode_s=bucket_encode_s,
+        bucket_decode_s=bucket_decode_s,
     )
 
 
@@ -207,9 +241,10 @@ def _is_gathered(compressor: Compressor) -> bool:
 
 
 def _seconds(
-    compressor: Compressor, density: float, device: torch.device
+    compressor: Compressor, density: float
 ) -> tuple[float, float, float, float]:
     """Return what adding, encoding, decoding one and another message take a tensor."""
+    device = compressor.context.device
     tensors, numel = len(compressor.slots), compressor.slots[0].numel
     gradient = torch.randn(numel, device=device)
     moment = compressor.spec.second_moment_at(density)

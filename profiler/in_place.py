@@ -59,7 +59,12 @@ from comm_plan.profiler.shrinkage import FloatArray, medians_drawn_together
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous
-from comm_plan.profiler.whole_model import at_density, in_all, times_as_long
+from comm_plan.profiler.whole_model import (
+    at_density,
+    codec_in_all,
+    in_all,
+    times_as_long,
+)
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
@@ -152,13 +157,9 @@ def _alone(kind: str, numels: Sequence[int], costs: Sequence[CompressionCost]) -
         costs: of it at one density, by size.
     """
     coded = coded_by_default(kind, LocalTransport.world_size)
-
-    def codec_s(cost: CompressionCost) -> float:
-        return cost.codec_s(coded.decoded, coded.encoded)
-
     return (
         in_all(numels, costs, lambda cost: cost.compress_s),
-        in_all(numels, costs, codec_s),
+        codec_in_all(numels, costs, coded),
     )
 
 
@@ -399,6 +400,8 @@ def _corrected(
                 if unknown
                 else cost.numel * momentum_s,
                 "momentum_encode_s": cost.momentum_encode_s * codec,
+                "bucket_encode_s": cost.bucket_encode_s * codec,
+                "bucket_decode_s": cost.bucket_decode_s * codec,
             }
         )
         for cost, at in ((cost, seen[cost.numel]) for cost in costs)

@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ from comm_plan.profiler.compression import coded_by_default
 from comm_plan.profiler.one_rank import busy_s, plan_by, taken
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.profiler.waiting import Rendezvous
-from comm_plan.profiler.whole_model import at_density, in_all, times_as_long
+from comm_plan.profiler.whole_model import at_density, codec_in_all, times_as_long
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.momentum import can_be_corrected
@@ -143,14 +142,18 @@ def _as_seen(
     coded = coded_by_default(kind, LocalTransport.world_size)
     densities = sorted({cost.density for cost in costs})
 
-    def codec_s(cost: CompressionCost, corrected: bool) -> float:
-        return cost.codec_s(coded.decoded, coded.encoded, momentum_correction=corrected)
-
     thread_s = told_s = 0.0
     for corrected, (density, seconds) in enumerate(seen):
         if not math.isnan(density):
-            of_one = partial(codec_s, corrected=bool(corrected))
-            at = [in_all(numels, at_density(costs, d), of_one) for d in densities]
+            at = [
+                codec_in_all(
+                    numels,
+                    at_density(costs, one),
+                    coded,
+                    momentum_correction=bool(corrected),
+                )
+                for one in densities
+            ]
             thread_s += seconds
             told_s += float(np.interp(math.log(density), np.log(densities), at))
     longer = times_as_long(thread_s, told_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from comm_plan.collectives.collective import Codings
 from comm_plan.plans import CompressionCost
 
 
@@ -32,6 +33,30 @@ def in_all(
     sizes = [cost.numel for cost in costs]
     told_s = [seconds(cost) for cost in costs]
     return float(np.sum(np.interp(numels, sizes, told_s)))
+
+
+def codec_in_all(
+    numels: Sequence[int],
+    costs: Sequence[CompressionCost],
+    coded: Codings,
+    *,
+    momentum_correction: bool = False,
+) -> float:
+    """Return what the communication thread takes for all tensors, in one bucket.
+
+    Args:
+        numels: of the tensors.
+        costs: at one density, by size.
+        coded: how often messages are encoded and decoded.
+        momentum_correction: momentum is applied before compression.
+    """
+
+    def codec_s(cost: CompressionCost) -> float:
+        return cost.codec_s(
+            coded.decoded, coded.encoded, momentum_correction=momentum_correction
+        )
+
+    return in_all(numels, costs, codec_s) + costs[0].bucket_s(coded.encoded)
 
 
 def times_as_long(seen_s: float, told_s: float) -> float:

@@ -116,17 +116,38 @@ def test_costs_are_interpolated_between_sizes_and_densities():
             compress_s=seconds,
             encode_s=seconds / 4,
             decompress_s=seconds / 2,
+            bucket_encode_s=density,
+            bucket_decode_s=2.0,
         )
 
     device = DeviceCost.measured(
         (cost(100, 0.01, 1.0), cost(300, 0.01, 3.0), cost(100, 1.0, 5.0)),
-        Codings(encoded=1, decoded=3),
+        Codings(encoded=2, decoded=3),
+        share_encoded=0.5,
     )
-    compress, codec = device.seconds(
+    compress, codec, bucket_s = device.seconds(
         np.array([100.0, 200.0, 100.0, 100.0]), np.array([0.01, 0.01, 0.1, 1e-6])
     )
     assert compress == pytest.approx([1.0, 2.0, 3.0, 1.0])
     assert codec == pytest.approx([1.75, 3.5, 5.25, 1.75])
+    # once a bucket, encoded twice: 2.02 and 4 seconds, an eighth of the way between
+    assert bucket_s == pytest.approx(2.02 + (4 - 2.02) / 8)
+
+
+def test_what_a_bucket_takes_is_paid_by_each(build):
+    profile = build.profile(
+        [1e-3] * 6, [1000] * 6, compression=build.compression(topk=(6e-3, 0.0))
+    )
+    network = build.network(4, allgather=build.fit((0, 1e-4, 1e-8)))
+    option = make_problem(profile, network).prices.option(TopK(density=0.1))
+    of_tensors = np.diff(option.codec_s).sum()
+    for starts in ([0], [0, 1, 2], [0, 3]):
+        stops = np.array([*starts[1:], 6])
+        *_, codec_s = option.phases_s(np.array(starts), stops)
+        assert codec_s.sum() == pytest.approx(of_tensors + 3e-3 * len(starts))
+        channel_s = option.channel_s(np.array(starts), stops)
+        communicate_s = option.communicate_s(np.array(starts), stops)
+        assert channel_s - communicate_s == pytest.approx(codec_s)
 
 
 def test_momentum_correction_costs_more_where_it_is_asked_for():
@@ -135,8 +156,8 @@ def test_momentum_correction_costs_more_where_it_is_asked_for():
     )
     numel, density = np.array([10.0]), np.array([1.0])
     for asked, expected_s in ((False, 1.0), (True, 1.5)):
-        device = DeviceCost.measured((cost,), Codings(1, 1), asked)
-        compress, codec = device.seconds(numel, density)
+        device = DeviceCost.measured((cost,), Codings(1, 1), momentum_correction=asked)
+        compress, codec, _ = device.seconds(numel, density)
         assert (compress.item(), codec.item()) == (expected_s, 2.0)
 
 

@@ -125,11 +125,19 @@ def network(world_size: int = 4, **collectives: CollectiveCost) -> Network:
 
 
 def compression(**kinds: tuple[float, float]) -> dict[str, tuple[CompressionCost, ...]]:
-    """Return profile costs: kind=(fixed_s, seconds per element), one density each."""
+    """Return profile costs: kind=(fixed_s, seconds per element), one density each.
+
+    A bucket takes half of what is fixed besides.
+    """
     return {
         kind: tuple(
             CompressionCost(
-                numel=n, density=d, compress_s=f + s * n, decompress_s=(f + s * n) / 2
+                numel=n,
+                density=d,
+                compress_s=f + s * n,
+                decompress_s=(f + s * n) / 2,
+                bucket_encode_s=f / 3,
+                bucket_decode_s=f / 6,
             )
             for n in (1, 1_000_000)
             for d in ((0.001, 0.1) if kind == "topk" else (1.0,))
