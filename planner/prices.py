@@ -5,10 +5,9 @@ densities. They are interpolated, linearly in the number of elements and linearl
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
 is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
-communication thread and delay the messages behind; a part of that is of the bucket,
-whatever its tensors. So does, by the byte, what a sum
-takes longer than in float32. Second moments delay backward too, each tensor's by its
-share of the elements. Every rank's message has to be decoded after an all-gather, one
+communication thread and delay the messages behind; a part of that is once a bucket,
+whatever its tensors. So does, by the byte, what a sum takes longer than in float32.
+Second moments delay backward too, each tensor's by its share of the elements. Every rank's message has to be decoded after an all-gather, one
 sum after an all-reduce or a gTop-k tree; in two passes a rank encodes its part again
 and decodes twice (:class:`~comm_plan.collectives.collective.Codings`).
 
