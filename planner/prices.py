@@ -7,9 +7,10 @@ is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compr
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
 communication thread and delay the messages behind; a part of that is once a bucket,
 whatever its tensors. So does, by the byte, what a sum takes longer than in float32.
-Second moments delay backward too, each tensor's by its share of the elements. Every rank's message has to be decoded after an all-gather, one
-sum after an all-reduce or a gTop-k tree; in two passes a rank encodes its part again
-and decodes twice (:class:`~comm_plan.collectives.collective.Codings`).
+Second moments delay backward too, each tensor's by its share of the elements. Every
+rank's message has to be decoded after an all-gather, one sum after an all-reduce or a
+gTop-k tree; in two passes a rank encodes its part again and decodes twice
+(:class:`~comm_plan.collectives.collective.Codings`).
 
 A sparse gradient is a bucket of its own, whatever the option: its rows are gathered
 (:class:`~comm_plan.plans.compression.rows.Rows`). That takes what the bytes of the rows
