@@ -6,8 +6,7 @@ look for inf and NaN; ``encode_s`` is agree and encode; ``decompress_s`` is deco
 one rank's message and write, ``another_s`` what each further message adds where they
 are gathered; ``momentum_s`` what adding takes longer with momentum correction,
 ``momentum_encode_s`` what encoding does. Medians, after a warm-up. All ranks measure at
-once, since in training they compress at once and may share cores; the rank that needs
-longest counts.
+once, since in training they compress at once and may share cores (``laps``).
 
 In training a gradient comes fresh from backward, but a whole model has passed through
 the caches since its residual was last touched. So small tensors are measured as many of
@@ -29,7 +28,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from statistics import median
 
 import torch
 
@@ -51,6 +49,7 @@ from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.plans.compression.words import Words
 from comm_plan.plans.document import MAX_INTEGER
 from comm_plan.profiler.environment import usable_device
+from comm_plan.profiler.laps import Laps
 from comm_plan.profiler.timings import PassProgress
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
@@ -109,34 +108,25 @@ def compression_costs(
         for density in _densities_of(kind, densities)
         for numel in sizes(min(largest_numel, _most(kind)))
     ]
+    ranks = transport or LocalTransport(target)
+    laps = Laps(ranks)
     costs: dict[str, list[CompressionCost]] = {kind: [] for kind in kinds}
     bucket_s: dict[tuple[str, float], tuple[float, float]] = {}
     for done, (kind, density, numel) in enumerate(points, start=1):
-        if transport is not None:
-            transport.barrier()
+        ranks.barrier()
         method = kind, density
         if method not in bucket_s:
-            bucket_s[method] = _of_bucket(kind, density, target)
-        costs[kind].append(_measured(kind, density, numel, target, bucket_s[method]))
+            bucket_s[method] = _of_bucket(kind, density, target, laps)
+        costs[kind].append(
+            _measured(kind, density, numel, target, bucket_s[method], laps)
+        )
         if progress is not None:
             progress(done, len(points))
-    every_rank = [costs] if transport is None else transport.gather_objects(costs)
+    longer = laps.of_slowest
     return {
-        kind: tuple(
-            _slowest(kind, of_ranks)
-            for of_ranks in zip(*(costs[kind] for costs in every_rank), strict=True)
-        )
-        for kind in costs
+        kind: tuple(cost.longer(compress=longer, coding=longer) for cost in of_kind)
+        for kind, of_kind in costs.items()
     }
-
-
-def _slowest(kind: str, of_ranks: Sequence[CompressionCost]) -> CompressionCost:
-    """Return the cost of the rank that needs longest for all together."""
-    coded = coded_by_default(kind, len(of_ranks))
-    return max(
-        of_ranks,
-        key=lambda cost: cost.compress_s + cost.codec_s(coded.decoded, coded.encoded),
-    )
 
 
 def coded_by_default(kind: str, world_size: int) -> Codings:
@@ -172,10 +162,12 @@ def _densities_of(kind: str, densities: Sequence[float] | None) -> Sequence[floa
     return densities
 
 
-def _of_bucket(kind: str, density: float, device: torch.device) -> tuple[float, float]:
+def _of_bucket(
+    kind: str, density: float, device: torch.device, laps: Laps
+) -> tuple[float, float]:
     """Return what encoding and decoding a bucket take whatever its tensors."""
     of_one, of_many = (
-        _seconds(_bucket(kind, density, SMALLEST_NUMEL, tensors, device), density)
+        _seconds(_bucket(kind, density, SMALLEST_NUMEL, tensors, device), density, laps)
         for tensors in (1, MOST_TENSORS)
     )
     encode_s, decode_s = (
@@ -209,14 +201,15 @@ def _measured(
     numel: int,
     device: torch.device,
     bucket_s: tuple[float, float],
+    laps: Laps,
 ) -> CompressionCost:
     tensors = max(1, min(MOST_TENSORS, BUCKET_NUMEL // numel))
     plain = _bucket(kind, density, numel, tensors, device)
-    seconds = _seconds(plain, density)
+    seconds = _seconds(plain, density, laps)
     momentum_s = momentum_encode_s = 0.0
     corrected = _bucket(kind, density, numel, tensors, device, Momentum(_MOMENTUM))
     if VELOCITY in corrected.state:
-        add_s, masked_s, *_ = _seconds(corrected, density)
+        add_s, masked_s, *_ = _seconds(corrected, density, laps)
         momentum_s = max(0.0, add_s - seconds[0])
         momentum_encode_s = max(0.0, masked_s - seconds[1])
     compress_s, encode_s, decompress_s, another_s = seconds
@@ -241,7 +234,7 @@ def _is_gathered(compressor: Compressor) -> bool:
 
 
 def _seconds(
-    compressor: Compressor, density: float
+    compressor: Compressor, density: float, laps: Laps
 ) -> tuple[float, float, float, float]:
     """Return what adding, encoding, decoding one and another message take a tensor."""
     device = compressor.context.device
@@ -250,12 +243,12 @@ def _seconds(
     moment = compressor.spec.second_moment_at(density)
     second_moment = None if moment is None else torch.full_like(gradient, moment)
     means = torch.empty(tensors, numel, device=device)
-    laps: list[tuple[float, float, float, float]] = []
+    own: list[tuple[float, float, float, float]] = []
     fewest, most = (_WARMUP + count for count in REPETITIONS)
     until_s = _now(device) + LONG_ENOUGH_S
-    while len(laps) < fewest or (len(laps) < most and _now(device) <= until_s):
+    while len(own) < fewest or (len(own) < most and _now(device) <= until_s):
         _empty(compressor)
-        compressor.step = len(laps)
+        compressor.step = len(own)
         begin_s = _now(device)
         for index in range(tensors):
             if not compressor.carries_nonfinite:
@@ -271,12 +264,11 @@ def _seconds(
             _hand_out(compressor, [message] * (FURTHER + 1), means)
         both_s = _now(device) - encoded_s
         decoded_s = first_s - encoded_s
-        another_s = max(0.0, (both_s - 2 * decoded_s) / FURTHER)
-        laps.append((added_s - begin_s, encoded_s - added_s, decoded_s, another_s))
-    add_s, encode_s, decode_s, another_s = (
-        median(lap) / tensors for lap in zip(*laps[_WARMUP:], strict=True)
+        own.append((added_s - begin_s, encoded_s - added_s, decoded_s, both_s))
+    add_s, encode_s, decode_s, both_s = (
+        of_all / tensors for of_all in laps.together(own[_WARMUP:])
     )
-    return add_s, encode_s, decode_s, another_s
+    return add_s, encode_s, decode_s, max(0.0, (both_s - 2 * decode_s) / FURTHER)
 
 
 def _hand_out(

@@ -14,6 +14,7 @@ from comm_plan.errors import InputError
 from comm_plan.plans.compression import KINDS, spec_class
 from comm_plan.profiler import compression, compression_costs
 from comm_plan.profiler.compression import sizes
+from comm_plan.profiler.laps import Laps
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,6 +76,14 @@ def slowed(*arguments):
 
         setattr(compressor, name, slow)
     return compressor
+
+
+def test_costs_are_those_of_the_slowest_host(monkeypatch):
+    monkeypatch.setattr(compression, "build", slowed)
+    monkeypatch.setattr(Laps, "of_slowest", 3.0)
+    (cost,) = compression_costs(1000, kinds=["topk"], densities=[0.01])["topk"]
+    assert cost.decompress_s == pytest.approx(3 * 2e-3, rel=0.25)
+    assert cost.bucket_encode_s == pytest.approx(3 * 8e-3, rel=0.25)
 
 
 @given(st.integers(1, 10**9))
