@@ -21,7 +21,7 @@ import torch.distributed as dist
 from comm_plan import units
 from comm_plan.benchmarks import tables
 from comm_plan.benchmarks.engine_on_ranks import ddp_buckets
-from comm_plan.benchmarks.prediction_rounds import DDP, ddp_block
+from comm_plan.benchmarks.prediction_rounds import DDP, HOOKS, ddp_block
 from comm_plan.plans import METHODS, Bucket, Plan, Profile
 from comm_plan.profiler import measure
 from comm_plan.transports.base import Transport
@@ -29,11 +29,7 @@ from comm_plan.transports.distributed import TorchTransport
 from comm_plan.tuner.trials import Trials
 from comm_plan.workloads import load
 
-REFERENCES = {
-    DDP: None,
-    "ddp, fp16 hook": "fp16",
-    "ddp, PowerSGD hook, rank 2": "powersgd 2",
-}
+REFERENCES = {**HOOKS, "ddp, PowerSGD hook, rank 2": "powersgd 2"}
 """PyTorch's own, by hook."""
 
 VARIANTS = {

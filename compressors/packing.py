@@ -16,6 +16,8 @@ What is left of the last bytes is zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import pad
 
@@ -59,10 +61,20 @@ def sum_trits(of_ranks: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) ->
     if compiled is not None:
         compiled.sum_trits(of_ranks, out, scale.item())
         return
-    count = out.new_zeros(out.numel(), dtype=torch.int16)
+    torch.mul(count_trits(of_ranks.unbind(), out.numel()), scale, out=out)
+
+
+def count_trits(of_ranks: Sequence[torch.Tensor], numel: int) -> torch.Tensor:
+    """Return the sum of all ranks' trits [numel] int16, by PyTorch's operations.
+
+    Args:
+        of_ranks: [ceil(numel / 5)] uint8 each, what they packed.
+        numel: how many each has.
+    """
+    count = of_ranks[0].new_zeros(numel, dtype=torch.int16)
     for packed in of_ranks:
-        count += unpack_trits(packed, out.numel())
-    torch.mul(count, scale, out=out)
+        count += unpack_trits(packed, numel)
+    return count
 
 
 def padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:

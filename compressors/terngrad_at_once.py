@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from comm_plan.compressors.base import Compressor, Context, Message, Slot
-from comm_plan.compressors.packing import TRITS_PER_BYTE, pack_trits, unpack_trits
+from comm_plan.compressors.packing import TRITS_PER_BYTE, count_trits, pack_trits
 from comm_plan.compressors.rounding import StochasticRounding, random_key
 from comm_plan.compressors.terngrad import bounds_of, divisors_of
 from comm_plan.plans.compression import TernGrad
@@ -35,7 +35,8 @@ class TernGradAtOnce(Compressor[TernGrad]):
         rows = 1 if collective == "allreduce" else TRITS_PER_BYTE
         columns = [-(-slot.numel // rows) for slot in self.slots]
         self._columns = torch.tensor(columns, device=device)
-        self._values = torch.zeros(rows, sum(columns), device=device)
+        size = rows, sum(columns)
+        self._values = torch.zeros(size, dtype=torch.float32, device=device)
         self._means = torch.zeros_like(self._values)
         self._value_parts, self._mean_parts = (
             [
@@ -46,12 +47,11 @@ class TernGradAtOnce(Compressor[TernGrad]):
             ]
             for whole in (self._values, self._means)
         )
-        lows, highs, variances = torch.zeros(3, len(columns), device=device)
+        lows, highs, variances, self._scalers = self._values.new_zeros(4, len(columns))
         self._known = lows, highs, variances
         self._known_by_slot = list(
             zip(lows.unbind(), highs.unbind(), variances.unbind(), strict=True)
         )
-        self._scalers = torch.zeros(len(columns), device=device)
         self._bounds = torch.full_like(self._scalers, torch.inf)
 
     def add(
@@ -94,11 +94,7 @@ class TernGradAtOnce(Compressor[TernGrad]):
         if self.collective == "allreduce":
             ((total,),) = messages
         else:
-            total = torch.zeros(
-                self._values.numel(), dtype=torch.int16, device=self._values.device
-            )
-            for (packed,) in messages:
-                total += unpack_trits(packed, total.numel())
+            total = count_trits([packed for (packed,) in messages], self._means.numel())
         shares = self._of_columns(self._scalers / self.context.world_size)
         torch.mul(total.view_as(self._means), shares, out=self._means)
 

@@ -101,10 +101,7 @@ class TopKCompressor(Compressor[TopK]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Accumulate ``gradient`` and move the largest elements to the message."""
-        self._fit_message()
-        if self.spec.clip_norm is not None:
-            gradient = clipped(gradient, self.spec.clip_norm)
-        step = self.accelerated(index, gradient)
+        step = self._step_of(index, gradient)
         values, indices = accumulate_and_select(
             self.state[RESIDUAL][index],
             step,
@@ -178,6 +175,13 @@ class TopKCompressor(Compressor[TopK]):
 
     def _keep(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
         self.state[RESIDUAL][index].index_add_(0, indices, values)
+
+    def _step_of(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the residual of tensor ``index``."""
+        self._fit_message()
+        if self.spec.clip_norm is not None:
+            gradient = clipped(gradient, self.spec.clip_norm)
+        return self.accelerated(index, gradient)
 
     def _fit_message(self) -> None:
         """Lay the message out anew where a density warm-up changes the ks."""

@@ -18,7 +18,7 @@ import torch
 from comm_plan.compressors.base import RESIDUAL, VELOCITY, Context, Message, Slot
 from comm_plan.compressors.momentum import mask
 from comm_plan.compressors.selection import SMALL_ON_GPU, Stretches
-from comm_plan.compressors.topk import TopKCompressor, clipped
+from comm_plan.compressors.topk import TopKCompressor
 from comm_plan.plans.compression import TopK
 
 STEP = "step"
@@ -33,13 +33,11 @@ class Run:
         slots: which of the bucket.
         whole: of every quantity of their state, and of :data:`STEP` where there is a
             velocity, theirs end to end: [n] float32.
-        parts: the same, by tensor.
         stretches: what is to be selected, once that is known.
     """
 
     slots: slice
     whole: dict[str, torch.Tensor]
-    parts: dict[str, Sequence[torch.Tensor]]
     stretches: Stretches | None = field(default=None, init=False)
 
 
@@ -52,12 +50,8 @@ class TopKAtOnce(TopKCompressor):
         """Lay the residuals of small tensors end to end."""
         super().__init__(spec, collective, slots, context)
         self._numels = [slot.numel for slot in self.slots]
+        self._steps: dict[int, torch.Tensor | None] = {}  # of all that are in runs
         self._runs = [self._run(slots) for slots in runs_of(self._numels)]
-        self._place_of = {
-            run.slots.start + place: (run, place)
-            for run in self._runs
-            for place in range(run.slots.stop - run.slots.start)
-        }
         self._means: Sequence[torch.Tensor] = ()
 
     def add(
@@ -67,17 +61,14 @@ class TopKAtOnce(TopKCompressor):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Accumulate ``gradient``; from a large one, select."""
-        if index not in self._place_of:
+        if index not in self._steps:
             super().add(index, gradient, second_moment)
             return
-        self._fit_message()
-        if self.spec.clip_norm is not None:
-            gradient = clipped(gradient, self.spec.clip_norm)
-        step = self.accelerated(index, gradient)
+        step = self._step_of(index, gradient)
         self.state[RESIDUAL][index] += step
-        run, place = self._place_of[index]
-        if STEP in run.parts:
-            run.parts[STEP][place].copy_(step)
+        kept = self._steps[index]
+        if kept is not None:
+            kept.copy_(step)
 
     def encode(self) -> Message:
         """Select from the small ones; return (values, indices), by tensor."""
@@ -124,12 +115,15 @@ class TopKAtOnce(TopKCompressor):
     def _run(self, slots: slice) -> Run:
         """Return the run of these slots, and let their state be parts of it."""
         whole = {name: torch.cat(parts[slots]) for name, parts in self.state.items()}
+        numels = self._numels[slots]
+        for name, of_slots in self.state.items():
+            of_slots[slots] = whole[name].split(numels)
+        steps: Sequence[torch.Tensor | None] = [None] * len(numels)
         if VELOCITY in whole:
             whole[STEP] = torch.zeros_like(whole[VELOCITY])
-        parts = {name: t.split(self._numels[slots]) for name, t in whole.items()}
-        for name, of_slots in self.state.items():
-            of_slots[slots] = parts[name]
-        return Run(slots, whole, parts)
+            steps = whole[STEP].split(numels)
+        self._steps.update(enumerate(steps, slots.start))
+        return Run(slots, whole)
 
 
 def runs_of(numels: Sequence[int], most: int = SMALL_ON_GPU) -> list[slice]:

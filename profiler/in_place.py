@@ -390,18 +390,12 @@ def _corrected(
     seen = {cost.numel: cost for cost in middle}
     unknown = math.isnan(momentum_s)
     return tuple(
-        cost.model_copy(
+        cost.longer(compress=compress, coding=codec).model_copy(
             update={
                 "compress_s": _longer(cost.compress_s, at.compress_s, compress),
                 "encode_s": _longer(cost.encode_s, at.encode_s, codec),
                 "decompress_s": _longer(cost.decompress_s, at.decompress_s, codec),
-                "another_s": None if cost.another_s is None else cost.another_s * codec,
-                "momentum_s": cost.momentum_s * compress
-                if unknown
-                else cost.numel * momentum_s,
-                "momentum_encode_s": cost.momentum_encode_s * codec,
-                "bucket_encode_s": cost.bucket_encode_s * codec,
-                "bucket_decode_s": cost.bucket_decode_s * codec,
+                **({} if unknown else {"momentum_s": cost.numel * momentum_s}),
             }
         )
         for cost, at in ((cost, seen[cost.numel]) for cost in costs)
