@@ -9,7 +9,9 @@ by how much of its time it was beside backward. Calls that have to wait for a co
 many times as long as the others, and so they count as much more. Alone they are
 called as they are beside, many times and by the same thread. A pass over memory takes
 as long as on the rank on which it takes longest, as no message is sent before all have
-encoded their part of it. Of several turns the median counts, of the ranks the mean.
+encoded their part of it. Times are means of the ranks, which may share cores: one that
+had a core for itself when alone says nothing of what others take from it, as a ratio of
+its own would. Of several turns the median counts.
 
 Compression, which delays backward, may press the machine otherwise than the model does
 (a replayed one sleeps). So passes over memory run in backward's place as well; of them,
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +72,20 @@ class Worked:
 
     seconds: float
     spans: Sequence[Span]
+
+
+class Beside(NamedTuple):
+    """What a rank measured of work beside messages.
+
+    Attributes:
+        alone_s: what the work took alone.
+        beside_s: what it took beside the messages.
+        pace: how fast those went meanwhile; 1: as alone.
+    """
+
+    alone_s: float
+    beside_s: float
+    pace: float
 
 
 Work = Callable[[float], Worked]
@@ -132,13 +149,13 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
             "compressing": partial(_compress, passes),
         }
         turns = in_turns(ranks, lambda _: _turn(works, jobs, ranks))
-        own = {
-            pair: np.median([turn[pair] for turn in turns], axis=0) for pair in turns[0]
-        }
-        every_rank = ranks.gather_objects(own)
+        of_ranks = ranks.gather_objects(turns)
 
     def beside(work: str) -> dict[str, Rates]:
-        return {job: rates([of[work, job] for of in every_rank]) for job in jobs}
+        return {
+            job: rates([[turn[work, job] for turn in own] for own in of_ranks])
+            for job in jobs
+        }
 
     return Contention(
         world_size=ranks.world_size,
@@ -147,13 +164,15 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     )
 
 
-def rates(measured: Sequence[tuple[float, float]]) -> Rates:
-    """Return the mean rates; nothing goes faster beside something else.
+def rates(of_ranks: Sequence[Sequence[Beside]]) -> Rates:
+    """Return the rates of all ranks; nothing goes faster beside something else.
 
     Args:
-        measured: of each rank: computation's and the channel's.
+        of_ranks: of each rank: what it measured in each turn, as many as the others.
     """
-    compute, channel = np.minimum(1.0, np.mean(measured, axis=0)).tolist()
+    alone_s, beside_s, paces = np.mean(of_ranks, axis=0).T
+    measured = np.median(alone_s / beside_s), np.median(paces)
+    compute, channel = np.minimum(1.0, measured).tolist()
     together = min(1.0, compute + channel)
     return Rates(
         compute=min(1.0, compute / together), channel=min(1.0, channel / together)
@@ -172,8 +191,8 @@ def _transfer(channel: Transport, numel: int) -> AllReduce:
 
 def _turn(
     works: Mapping[str, Work], jobs: Mapping[str, Messages], ranks: Transport
-) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return the rates of each work and each job beside each other, in one turn."""
+) -> dict[tuple[str, str], Beside]:
+    """Return what this rank measured of each work beside each job, in one turn."""
     jobs_s = {}
     for name, messages in jobs.items():
         ranks.barrier()
@@ -187,7 +206,7 @@ def _turn(
             with messages.go_on() as calls:
                 worked = work(CALLS * jobs_s[name])
             pace_beside = pace(jobs_s[name], calls, worked.spans)
-            beside[what, name] = alone_s / worked.seconds, pace_beside
+            beside[what, name] = Beside(alone_s, worked.seconds, pace_beside)
     return beside
 
 

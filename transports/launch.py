@@ -44,7 +44,7 @@ Commands = dict[str, tuple[Sequence[str], dict[str, str]]]
 def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
     """Run the command ``argv`` as ``ranks`` processes of this host and wait for them.
 
-    ``OMP_NUM_THREADS`` is set to this process's cores / ranks unless it is set.
+    ``OMP_NUM_THREADS`` is set to this process's cores / ranks unless it says a number.
 
     Args:
         argv: a command, such as ``[sys.executable, "-m", "comm_plan.cli", ...]``.
@@ -60,7 +60,8 @@ def run_local(argv: Sequence[str], ranks: int, backend: str = "gloo") -> int:
         RunError: the first rank that failed was killed by a signal.
     """
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
+    if not environment.get("OMP_NUM_THREADS"):  # empty, libgomp takes all cores
+        environment["OMP_NUM_THREADS"] = str(max(1, cores() // ranks))
     environment[STARTED] = str(ranks)
     launcher = LAUNCHERS[find_backend(backend).launcher]
     children: dict[str, Process] = {}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from comm_plan.plans import Rates
 from comm_plan.profiler import contention as module
 from comm_plan.profiler.contention import (
+    Beside,
     Messages,
     Worked,
     contention,
@@ -25,17 +26,32 @@ from comm_plan.transports.local import LocalTransport
 POSITIVE = st.floats(1e-3, 10)
 
 
-def test_rates_are_means_over_the_ranks():
-    mean = rates([(0.5, 0.6), (0.9, 0.8)])
-    assert (mean.compute, mean.channel) == (pytest.approx(0.7), pytest.approx(0.7))
+def test_rates_are_of_the_means_over_the_ranks():
+    """Alone one had a core for itself, and the other waited for it."""
+    mean = rates([[Beside(1.0, 5.0, 0.6)], [Beside(3.0, 3.0, 0.8)]])
+    assert (mean.compute, mean.channel) == (pytest.approx(0.5), pytest.approx(0.7))
+
+
+def test_of_several_turns_the_median_counts():
+    turns = [Beside(1.0, 2.0, 0.5), Beside(9.0, 10.0, 0.9), Beside(1.0, 1.5, 0.7)]
+    both = rates([turns])
+    assert (both.compute, both.channel) == (pytest.approx(2 / 3), pytest.approx(0.7))
 
 
 def test_nothing_goes_faster_beside_something_else():
-    both = rates([(1.2, 3.0)])
+    both = rates([[Beside(1.2, 1.0, 3.0)]])
     assert (both.compute, both.channel) == (1, 1)
 
 
-@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(
+            st.builds(Beside, POSITIVE, POSITIVE, POSITIVE), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_two_that_share_something_lose_no_more_than_all_of_it(measured):
     both = rates(measured)
     assert both.compute + both.channel >= 1 - 1e-12
@@ -61,7 +77,7 @@ def test_a_rate_is_alone_over_beside(monkeypatch):
     ranks = LocalTransport()
     messages = Messages(lambda _: True, ranks)
     turn = module._turn({"work": lambda _: next(works)}, {"job": messages}, ranks)
-    assert turn["work", "job"] == pytest.approx((0.5, 0.25))
+    assert turn["work", "job"] == pytest.approx(Beside(1.0, 2.0, pace=0.25))
 
 
 def test_calls_alone_go_on_as_long_as_beside():

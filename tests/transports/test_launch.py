@@ -75,8 +75,11 @@ def test_a_reserved_port_is_for_who_asks_for_it():
             assert address == rank_1.getsockname()
 
 
-def test_the_ranks_share_the_cores(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ours", [{}, {"OMP_NUM_THREADS": ""}])
+def test_the_ranks_share_the_cores(tmp_path, monkeypatch, ours):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(launch, "cores", lambda: 7)
     run_local(python(SAVE_ENVIRONMENT, tmp_path), 3)
     assert {rank["OMP_NUM_THREADS"] for rank in environments(tmp_path)} == {"2"}
