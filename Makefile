@@ -85,6 +85,10 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 			--rate $$rate --workload $$workload || exit 1; done; done
+	$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
+		--hosts 8 --network-hosts 4 --rate 1gbit --workload replay
+	$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
+		--hosts 8 --network-hosts 4 --rate 100mbit --workload replay-narrow
 
 clean:
 	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info

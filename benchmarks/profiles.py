@@ -15,16 +15,22 @@ BACKWARD_S = 0.200
 UPDATE_S = 0.010
 BATCH_SIZE = 32
 
+WIDTH = 64
+"""Of the first stage, in the paper."""
 
-def resnet50() -> Profile:
-    """Return the profile of ResNet-50 on ImageNet."""
+NARROW = 16
+"""Width of a ResNet-50 that has as many tensors and a thirteenth of the elements."""
+
+
+def resnet50(width: int = WIDTH) -> Profile:
+    """Return the profile of ResNet-50 on ImageNet, at one speed whatever its width."""
     with torch.device("meta"):
-        model = ResNet50()
+        model = ResNet50(width=width)
         images = torch.empty(BATCH_SIZE, 3, 224, 224)
     return profile_from_model(
         model,
         images,
-        name="resnet50",
+        name="resnet50" if width == WIDTH else f"resnet50, width {width}",
         forward_s=FORWARD_S,
         backward_s=BACKWARD_S,
         update_s=UPDATE_S,
