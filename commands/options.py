@@ -140,6 +140,14 @@ Tolerance = Annotated[
         help="How much slower than the fastest a plan may be to send or compress less.",
     ),
 ]
+MinGain = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=0.99,
+        help="How much less time, as a share, auto wants to compress for.",
+    ),
+]
 MaxRatio = Annotated[
     float | None,
     typer.Option(

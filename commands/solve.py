@@ -21,6 +21,7 @@ from comm_plan.commands.options import (
     LinkSpeed,
     LocalStepsOption,
     MaxRatio,
+    MinGain,
     NetworkArgument,
     OuterMomentum,
     OuterRate,
@@ -57,6 +58,7 @@ def solve(
     ] = None,
     max_ratio: MaxRatio = None,
     tolerance: Tolerance = 0.01,
+    min_gain: MinGain = 0.1,
     literal: Annotated[
         bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
     ] = False,
@@ -95,7 +97,9 @@ def solve(
     if solver.value != "lags":
         refuse_given(context, {"literal"}, "it is for --solver lags")
     if not compare and solver.value != "auto":
-        refuse_given(context, {"allow", "accuracy"}, "it is for --solver auto")
+        refuse_given(
+            context, {"allow", "accuracy", "min_gain"}, "it is for --solver auto"
+        )
     if not compare and not SOLVERS[solver.value].chooses_compression:
         why = "it is for solvers that choose ratios: lags, slgs, auto"
         refuse_given(context, {"max_ratio"}, why)
@@ -114,6 +118,7 @@ def solve(
         allow=arguments.names(allow),
         accuracy=accuracy or "noise",
         tolerance=tolerance,
+        min_gain=min_gain,
         literal=literal,
         momentum_correction=momentum_correction,
         local_steps=arguments.local_steps(local_steps, outer_lr, outer_momentum),

@@ -1,22 +1,24 @@
-"""Auto: the least compression that reaches the best iteration time.
+"""Auto: the least compression that reaches the best iteration time, if it pays.
 
 1. ``joint`` finds the fastest plan over all allowed compressors, collectives and, for
    sparse methods, a grid of densities. What is allowed unless it is named follows from
    what was measured of each method's accuracy (``evidence``).
-2. Convergence suffers from the largest ratio (LAGS, Corollary 2: with its cube). So
+2. Where it does not take ``min_gain`` less time than the plan of ``optimal``, which is
+   dense, that is taken.
+3. Convergence suffers from the largest ratio (LAGS, Corollary 2: with its cube). So
    the smallest ratio is looked for to which all buckets can be limited while a plan
    within the tolerance of the best time remains; that plan is taken.
-3. In reality every message wakes threads up, and ranks wait for each other in it. So
+4. In reality every message wakes threads up, and ranks wait for each other in it. So
    neighbours are merged where one option, no more compressing than the most there is,
    keeps the plan within the tolerance.
-4. Then bucket by bucket, the most compressed first, each is given the least compressing
+5. Then bucket by bucket, the most compressed first, each is given the least compressing
    option that keeps the plan within the tolerance.
-5. If all are dense by then, the plan of ``optimal`` is taken, which has fewer buckets,
+6. If all are dense by then, the plan of ``optimal`` is taken, which has fewer buckets,
    if it is within the tolerance too.
 
-Steps 1 and 2 are exact on the menu up to a ten-thousandth of the iteration time for
+Steps 1 and 3 are exact on the menu up to a ten-thousandth of the iteration time for
 each bucket (see ``joint``), and, for models of more than 128 tensors, over 128 places
-where buckets may end, spread evenly over bytes and time. Steps 3 and 4 are greedy. On a
+where buckets may end, spread evenly over bytes and time. Steps 4 and 5 are greedy. On a
 fast network the outcome is a dense plan: then compression does not pay.
 """
 
@@ -38,6 +40,8 @@ from comm_plan.plans.compression import BY_DEFAULT, PowerSgd, Spec, method
 def solve(problem: Problem) -> Solution:
     """Return the least compressing plan within the tolerance of the fastest.
 
+    Or that of ``optimal``, where compression does not gain enough.
+
     Raises:
         InputError: the user allows a method that is unknown or cannot be priced.
     """
@@ -47,13 +51,16 @@ def solve(problem: Problem) -> Solution:
         key=lambda solution: _seconds(problem, solution),
     )
     fastest = joint.within(problem, options, _seconds(problem, known)) or known
-    limit = _seconds(problem, fastest) * (1 + problem.settings.tolerance)
+    fastest_s = _seconds(problem, fastest)
+    dense = optimal.solve(problem.dense)
+    if fastest_s > _seconds(problem, dense) * (1 - problem.settings.min_gain):
+        return dense
+    limit = fastest_s * (1 + problem.settings.tolerance)
     least = _least_ratio(problem, options, limit) or fastest
     merged = _merged(problem, least, options, limit)
     relaxed = _relaxed(problem, merged, options, limit)
     if any(option is not problem.prices.dense for option in relaxed.options):
         return relaxed
-    dense = optimal.solve(problem.dense)
     return dense if _seconds(problem, dense) <= limit else relaxed
 
 

@@ -67,6 +67,9 @@ class Settings:
         tolerance: how much slower than the fastest plan ``optimal`` may be in order to
             send fewer messages, ``lags`` to compress less, and ``auto`` for both, as a
             share of the iteration time.
+        min_gain: how much less time than the best dense plan a lossy one of ``auto``
+            must take, as a share. Predictions are not much surer: for less, gradients
+            are sent whole.
         momentum_correction: a plan that leaves elements out has the optimizer's
             momentum applied before compression.
         literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
@@ -85,6 +88,7 @@ class Settings:
     allow: tuple[str, ...] | None = None
     accuracy: Accuracy = "noise"
     tolerance: float = 0.01
+    min_gain: float = 0.1
     literal: bool = False
     momentum_correction: bool = False
     local_steps: LocalSteps | None = None
@@ -113,7 +117,8 @@ class Settings:
 
         Raises:
             InputError: a world size or ``max_ratio`` out of range, a link speed not
-                above 0, ``tolerance`` below 0, or options of no compressor.
+                above 0, ``tolerance`` below 0, ``min_gain`` not a share, or options of
+                no compressor.
         """
         if self.world_size is not None and not 1 <= self.world_size <= MAX_RANKS:
             raise InputError(
@@ -136,6 +141,10 @@ class Settings:
             )
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance} is below 0: give a share")
+        if not 0 <= self.min_gain < 1:
+            raise InputError(
+                f"min gain {self.min_gain} is not from 0 to below 1: give a share"
+            )
         if self.local_steps is not None and self.momentum_correction:
             raise InputError(
                 "with local steps every rank's own optimizer applies momentum: leave "

@@ -39,6 +39,9 @@ class Solver:
 MERGED = "optimal"
 """The best that merging alone can do."""
 
+CHOOSING = "auto"
+"""Chooses how each bucket is compressed, as little as the best time allows."""
+
 SOLVERS = {
     MERGED: Solver("optimal", is_baseline=True),
     "mg-wfbp": Solver("mg_wfbp", is_baseline=True),
@@ -47,7 +50,7 @@ SOLVERS = {
     "single": Solver("single", is_baseline=True),
     "lags": Solver("lags", chooses_compression=True, method="topk"),
     "slgs": Solver("slgs", chooses_compression=True, method="model-topk"),
-    "auto": Solver("auto", chooses_compression=True),
+    CHOOSING: Solver("auto", chooses_compression=True),
 }
 """Every solver by its name on the command line."""
 

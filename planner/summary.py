@@ -13,7 +13,13 @@ from comm_plan.planner.documents import dense_lower_bound_s, to_plan
 from comm_plan.planner.problem import DDP_CAPS, HOROVOD_CAPS, Problem, Solution
 from comm_plan.planner.remarks import remarks
 from comm_plan.planner.schedule import Schedule
-from comm_plan.planner.solvers import BASELINES, MERGED, SOLVERS, find_solver
+from comm_plan.planner.solvers import (
+    BASELINES,
+    CHOOSING,
+    MERGED,
+    SOLVERS,
+    find_solver,
+)
 from comm_plan.plans.plan import TODAY, Plan
 
 WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
@@ -111,7 +117,17 @@ class Summary:
     @cached_property
     def verdict(self) -> str:
         """In one sentence what planning brings over the buckets of ``threshold``."""
-        return verdict(self.rows, self.lower_bound_s, self._today)
+        text = verdict(self.rows, self.lower_bound_s, self._today)
+        gain = self.problem.settings.min_gain
+        abstains = any(
+            row.solver == CHOOSING
+            and row.largest_ratio == 1
+            and row.exposed_s > WORTHWHILE * row.iteration_s
+            for row in self.rows
+        )
+        if abstains and gain > WORTHWHILE:
+            text += f"; {CHOOSING} compresses where that gains {_percent(gain)} or more"
+        return text
 
     @property
     def _today(self) -> str:

@@ -220,6 +220,16 @@ def test_options_of_solve_reach_the_planner(here, command, monkeypatch):
     )
 
 
+def test_auto_is_told_what_compression_must_gain(here, command, monkeypatch):
+    given = []
+    monkeypatch.setattr("comm_plan.planner.make_problem", refuse(given))
+    words = ["solve", "profile.json", "network.json", "--min-gain", "0.3"]
+    command.refused(*words, "--solver", "auto")
+    ((_, _, settings),) = given
+    assert settings == Settings(min_gain=0.3)
+    assert "--min-gain" in command.refused(*words)
+
+
 def test_compressors_to_cost_are_called_as_methods(command, monkeypatch, here):
     given = []
 

@@ -6,9 +6,9 @@ bandwidth, for which compressed messages may be too short. If something takes lo
 than expected, or less long, for some windows in a row, rank 0 corrects the costs and
 solves again, on a thread of its own while training goes on. At the end of a later
 window all ranks swap the plan together, if by the corrected costs the new one is enough
-faster, or as fast and leaves out enough less; if not, the corrected costs are what is
-expected from then on, and what they leave unexplained. So each change of the network is
-answered once.
+faster, or about as fast and leaves out enough less; if not, the corrected costs are
+what is expected from then on, and what they leave unexplained. So each change of the
+network is answered once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ WORTH = 0.05
 """A faster plan must save this share of the iteration, or the old one stays."""
 
 GENTLER = 1.5
-"""A plan that is as fast must send so much more of the gradients, or the old stays."""
+"""A plan that is about as fast, by what ``tolerance`` and ``min_gain`` allow, must send
+so much more of the gradients, or the old stays."""
 
 PROBES = 3
 """All-reduces of each size that are timed at the end of a window."""
@@ -207,7 +208,9 @@ class Adaptation:
         if share <= 1 - WORTH:
             return True
         more = _sent(plan, self._profile) / _sent(self._engine.plan, self._profile)
-        return share <= 1 + self._settings.tolerance and more >= GENTLER
+        asked = self._settings
+        enough = max(1 + asked.tolerance, 1 / (1 - asked.min_gain))
+        return share <= enough and more >= GENTLER
 
     def _proposed(self) -> _Proposal | None:
         """Return what has been solved meanwhile (rank 0)."""

@@ -16,15 +16,12 @@ from comm_plan.planner import (
     solve,
 )
 from comm_plan.planner.evidence import Accuracy
-from comm_plan.planner.solvers import MERGED
+from comm_plan.planner.solvers import CHOOSING, MERGED
 from comm_plan.plans import LocalSteps, Network, Plan, Profile
 from comm_plan.plans.compression import METHODS, method
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.plan import TODAY
 from comm_plan.plans.tuning import Objective
-
-CHOOSING = "auto"
-"""Chooses how each bucket is compressed, as little as the best time allows."""
 
 MODEL_ERROR = 0.2
 """A plan may be so much faster, and the best so much slower, than was predicted."""
@@ -112,6 +109,7 @@ def candidates(
             f"compressor {settings.compressor!r} is forced, a tuner chooses: leave it "
             "out, or allow it only"
         )
+    settings = replace(settings, min_gain=0.0)  # it is measured, not predicted
     posed, missing = _posed(profile, network, settings, objective)
     for steps in rounds if objective == "loss" else ():
         posed += _in_rounds(profile, network, settings, steps)

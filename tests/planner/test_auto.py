@@ -73,12 +73,34 @@ def test_what_may_leave_nothing_out_is_not_tried_at_density_1(build):
     assert planned(profile, network, "auto", accuracy="none").is_dense
 
 
+@pytest.mark.parametrize("min_gain", [0.1, 0.5])
+def test_what_gains_too_little_is_not_compressed(build, min_gain):
+    """Against every plan of the menu."""
+    seen = set()
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        tensors = int(rng.integers(1, 4))
+        problem = random_problem(build, rng, tensors, min_gain=min_gain)
+        fastest_s = every_plan.seconds(problem, auto.menu(problem)).min()
+        dense = SOLVERS["optimal"](problem.dense)
+        enough_s = problem.simulate(dense).iteration_s * (1 - min_gain)
+        solution = auto.solve(problem)
+        whole = {option.compressor.kind for option in solution.options} == {"dense"}
+        if abs(fastest_s / enough_s - 1) > 2 * tensors * joint.RESOLUTION:
+            seen.add(whole)
+            assert whole == (fastest_s > enough_s), seed
+            assert not whole or solution.stops.tolist() == dense.stops.tolist()
+    assert seen == {True, False}
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.floats(1e-11, 1e-7))
 def test_auto_is_within_tolerance_of_every_solver(build, seed, beta):
     rng = np.random.default_rng(seed)
     problem = make_problem(
-        _profile(build, rng, 8), _network(build, beta), Settings(accuracy="loss")
+        _profile(build, rng, 8),
+        _network(build, beta),
+        Settings(accuracy="loss", min_gain=0),
     )
     found = problem.simulate(SOLVERS["auto"](problem)).iteration_s
     for name, solver in SOLVERS.items():
@@ -128,7 +150,7 @@ def test_neighbours_are_merged_where_that_costs_next_to_nothing(build):
     profile = build.profile([1e-3] * 20, [10_000] * 20, compression=compression)
     fit = build.fit((0, 1e-6, 1.5e-8))
     network = build.network(8, allreduce=fit, allgather=fit)
-    problem = make_problem(profile, network)
+    problem = make_problem(profile, network, Settings(min_gain=0))
     fastest, solution = joint.best(problem, auto.menu(problem)), auto.solve(problem)
     assert len(fastest.options) == 20
     assert 1 < len(solution.options) <= 4

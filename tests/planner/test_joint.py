@@ -13,7 +13,7 @@ from comm_plan.tests.support.contention import in_contention
 KINDS = ("fp16", "topk", "terngrad")
 
 
-def random_problem(build, rng, tensors, dtypes=None):
+def random_problem(build, rng, tensors, dtypes=None, min_gain=0.0):
     """Return a problem on which some of the menu pays."""
     costs = {k: (rng.exponential(2e-4), rng.exponential(2e-9)) for k in KINDS}
     profile = build.profile(
@@ -30,7 +30,7 @@ def random_problem(build, rng, tensors, dtypes=None):
             *zip(sizes, np.cumsum(rng.exponential(5e-3, 3)).tolist(), strict=True)
         ),
     )
-    settings = Settings(allow=("topk", *KINDS), max_ratio=100)
+    settings = Settings(allow=("topk", *KINDS), max_ratio=100, min_gain=min_gain)
     return make_problem(profile, network, settings=settings)
 
 

@@ -77,6 +77,22 @@ def test_slow_networks_gain_by_compression(build):
     assert summary.verdict.startswith("compress:")
 
 
+def test_why_auto_does_not_compress_is_said(build):
+    costs = build.compression(fp16=(1e-5, 1e-9))
+    profile, slow = _profile(build, costs), _network(build, 1e-4, 1e-7)
+    for solvers, min_gain, said in [
+        (["auto"], 0.1, False),
+        (["auto"], 0.9, True),
+        (["optimal"], 0.9, False),
+    ]:
+        problem = make_problem(profile, slow, Settings(min_gain=min_gain))
+        verdict = summarise(problem, solvers).verdict
+        assert (
+            verdict.endswith("; auto compresses where that gains 90.0 % or more")
+            == said
+        )
+
+
 def test_steps_without_waiting_are_a_gain_too(build):
     """However little DDP's buckets leave exposed."""
     profile = _profile(build).model_copy(update={"waiting_s": 0.02})

@@ -7,11 +7,10 @@ import pytest
 from comm_plan.errors import InputError
 from comm_plan.planner import SOLVERS, Settings, evidence
 from comm_plan.planner.evidence import Evidence
-from comm_plan.planner.solvers import MERGED
+from comm_plan.planner.solvers import CHOOSING, MERGED
 from comm_plan.plans.plan import TODAY
 from comm_plan.tests.support import documents
 from comm_plan.tuner.candidates import (
-    CHOOSING,
     MILD_RATIOS,
     MODEL_ERROR,
     candidates,
