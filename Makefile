@@ -88,7 +88,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 		--hosts 8 --network-hosts 4 --rate 1gbit --workload replay
 	$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
-		--hosts 8 --network-hosts 4 --rate 100mbit --workload replay-narrow
+		--hosts 8 --network-hosts 4 --rate 100mbit --workload replay-small
 
 clean:
 	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info

@@ -4,10 +4,14 @@ The sizes are the models' own. The times are chosen, and said to be: a GPU that 
 ResNet-50 at about 100 images a second, as the K80 and P40 of the papers' clusters do.
 """
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from comm_plan.plans import Profile
 from comm_plan.profiler import profile_from_model
+from comm_plan.workloads.cifarnet import CifarNet
 from comm_plan.workloads.resnet import ResNet50
 
 FORWARD_S = 0.100
@@ -15,22 +19,26 @@ BACKWARD_S = 0.200
 UPDATE_S = 0.010
 BATCH_SIZE = 32
 
-WIDTH = 64
-"""Of the first stage, in the paper."""
 
-NARROW = 16
-"""Width of a ResNet-50 that has as many tensors and a thirteenth of the elements."""
+def resnet50() -> Profile:
+    """Return the profile of ResNet-50 on ImageNet: 161 tensors, 102 MB."""
+    return _timed("resnet50", ResNet50, pixels=224)
 
 
-def resnet50(width: int = WIDTH) -> Profile:
-    """Return the profile of ResNet-50 on ImageNet, at one speed whatever its width."""
+def cifarnet() -> Profile:
+    """Return the profile of CifarNet on CIFAR-10: 10 tensors, 4.3 MB."""
+    return _timed("cifarnet", CifarNet, pixels=24)
+
+
+def _timed(name: str, build: Callable[[], nn.Module], pixels: int) -> Profile:
+    """Return the profile of what ``build`` makes for images of so many pixels."""
     with torch.device("meta"):
-        model = ResNet50(width=width)
-        images = torch.empty(BATCH_SIZE, 3, 224, 224)
+        model = build()
+        images = torch.empty(BATCH_SIZE, 3, pixels, pixels)
     return profile_from_model(
         model,
         images,
-        name="resnet50" if width == WIDTH else f"resnet50, width {width}",
+        name=name,
         forward_s=FORWARD_S,
         backward_s=BACKWARD_S,
         update_s=UPDATE_S,

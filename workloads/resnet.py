@@ -97,26 +97,25 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """Stages of 3, 4, 6 and 3 bottlenecks, for [N, 3, 224, 224].
+    """Stages of 3, 4, 6 and 3 bottlenecks, for [N, 3, 224, 224]."""
 
-    Args:
-        classes: to tell apart.
-        width: of the first stage; that of the paper is 64.
-    """
-
-    def __init__(self, classes: int = 1000, width: int = 64) -> None:
+    def __init__(self, classes: int = 1000) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
         stages = []
-        channels = width
-        for blocks, stride in [(3, 1), (4, 2), (6, 2), (3, 2)]:
+        channels = 64
+        for width, blocks, stride in [
+            (64, 3, 1),
+            (128, 4, 2),
+            (256, 6, 2),
+            (512, 3, 2),
+        ]:
             stage = []
             for index in range(blocks):
                 stage.append(Bottleneck(channels, width, stride if index == 0 else 1))
                 channels = width * Bottleneck.expansion
             stages.append(nn.Sequential(*stage))
-            width *= 2
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, classes)
 
