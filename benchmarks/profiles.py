@@ -31,7 +31,13 @@ def cifarnet() -> Profile:
 
 
 def _timed(name: str, build: Callable[[], nn.Module], pixels: int) -> Profile:
-    """Return the profile of what ``build`` makes for images of so many pixels."""
+    """Return the profile of what ``build`` makes, at the times above.
+
+    Args:
+        name: of the model.
+        build: makes it.
+        pixels: of its images, in width and height.
+    """
     with torch.device("meta"):
         model = build()
         images = torch.empty(BATCH_SIZE, 3, pixels, pixels)
