@@ -24,7 +24,9 @@ def test_every_compressor_is_measured_at_every_size_and_density(kind):
     assert {(c.numel, c.density) for c in costs} == {
         (numel, density) for numel in (1024, 2000) for density in densities
     }
-    assert all(c.compress_s > 0 and c.decompress_s > 0 for c in costs)
+    assert all(c.compress_s > 0 for c in costs)
+    # Of so few elements all of decoding may be what a bucket takes whatever they are.
+    assert all(c.decompress_s + c.bucket_decode_s > 0 for c in costs)
 
 
 @pytest.mark.parametrize("kind", [k for k, spec in KINDS.items() if spec.sparse])
