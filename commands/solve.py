@@ -31,7 +31,7 @@ from comm_plan.commands.options import (
     WorldSize,
     refuse_given,
 )
-from comm_plan.planner.solvers import BASELINES, SOLVERS
+from comm_plan.planner.solvers import BASELINES, CHOOSING, MIN_GAIN, SOLVERS, TOLERANCE
 
 
 def solve(
@@ -57,8 +57,8 @@ def solve(
         typer.Option(help="What auto may use whatever it loses, comma-separated."),
     ] = None,
     max_ratio: MaxRatio = None,
-    tolerance: Tolerance = 0.01,
-    min_gain: MinGain = 0.1,
+    tolerance: Tolerance = TOLERANCE,
+    min_gain: MinGain = MIN_GAIN,
     literal: Annotated[
         bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
     ] = False,
@@ -96,7 +96,7 @@ def solve(
     check_writable(output)
     if solver.value != "lags":
         refuse_given(context, {"literal"}, "it is for --solver lags")
-    if not compare and solver.value != "auto":
+    if not compare and solver.value != CHOOSING:
         refuse_given(
             context, {"allow", "accuracy", "min_gain"}, "it is for --solver auto"
         )

@@ -25,6 +25,7 @@ from comm_plan.commands.options import (
 )
 from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
+from comm_plan.planner.solvers import TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
 
 
@@ -71,7 +72,7 @@ def tune(
     ] = None,
     dense_layers: DenseLayers = None,
     max_ratio: MaxRatio = None,
-    tolerance: Tolerance = 0.01,
+    tolerance: Tolerance = TOLERANCE,
     find_unused_parameters: FindUnusedParameters = False,
     ranks: Ranks,
     json: Json = False,

@@ -22,6 +22,7 @@ from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
+from comm_plan.planner.solvers import MIN_GAIN, TOLERANCE
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
@@ -87,8 +88,8 @@ class Settings:
     max_ratio: float = 1000.0
     allow: tuple[str, ...] | None = None
     accuracy: Accuracy = "noise"
-    tolerance: float = 0.01
-    min_gain: float = 0.1
+    tolerance: float = TOLERANCE
+    min_gain: float = MIN_GAIN
     literal: bool = False
     momentum_correction: bool = False
     local_steps: LocalSteps | None = None

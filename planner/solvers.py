@@ -42,6 +42,9 @@ MERGED = "optimal"
 CHOOSING = "auto"
 """Chooses how each bucket is compressed, as little as the best time allows."""
 
+TOLERANCE, MIN_GAIN = 0.01, 0.1
+"""What they allow for, unless told (see ``Settings``)."""
+
 SOLVERS = {
     MERGED: Solver("optimal", is_baseline=True),
     "mg-wfbp": Solver("mg_wfbp", is_baseline=True),
