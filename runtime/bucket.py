@@ -169,12 +169,16 @@ class BucketExchange:
             self.compressor.write(index, mean)
             room.copy_(shaped(mean, room))
 
-    def hand_out(self) -> None:
-        """Make every ``.grad`` of which the mean is written that mean."""
-        for index, room in self._rooms.items():
-            parameter = self.parameters[index]
-            if parameter.grad is not room:
-                parameter.grad = room
+    def hand_out(self, index: int) -> None:
+        """Let ``.grad`` of parameter ``index`` be its room, if it has one by now."""
+        room, parameter = self._rooms.get(index), self.parameters[index]
+        if room is not None and parameter.grad is not room:
+            parameter.grad = room
+
+    def hand_out_all(self) -> None:
+        """Let every ``.grad`` be the mean that was written."""
+        for index in self._rooms:
+            self.hand_out(index)
 
     def leave_rooms(self) -> None:
         """Keep none of the means that are handed out before the step is over.

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -40,11 +41,6 @@ class Pending(Generic[Result]):
         self._run_until = run_until
         self._device = device
         self._done = done
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job has; on CUDA, whether it has queued all that it does."""
-        return self._future.done()
 
     def wait(self, *, idle: bool = False) -> Result:
         """Block until the job has ended; on CUDA, order the current stream after it.
@@ -130,7 +126,7 @@ class CommunicationThread:
             return
         if self._turn.acquire(blocking=False):
             try:
-                with torch.autocast("cpu", enabled=False):
+                with _without_autocast():
                     while self._jobs and not future.done():
                         self._run_first()
             finally:
@@ -154,6 +150,13 @@ class CommunicationThread:
             future.set_exception(error)
         else:
             future.set_result(result)
+
+
+def _without_autocast() -> AbstractContextManager[object]:
+    """End autocast on the CPU, if it is on; to ask is cheaper than to end it."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return nullcontext()
 
 
 def _begin_on(stream: torch.cuda.Stream | None) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, Protocol
 
 import torch
@@ -91,6 +91,16 @@ class Setup:
     scaled: bool = False
     on_reduced: OnReduced | None = None
 
+    @cached_property
+    def is_guarded(self) -> bool:
+        """Whether a bucket remembers gradients, and so must not see inf or NaN."""
+        return any(not bucket.compressor.carries_nonfinite for bucket in self.buckets)
+
+    @property
+    def has_flags(self) -> bool:
+        """Whether there is anything that all ranks must know of one."""
+        return self.find_unused_parameters or self.is_guarded
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -131,7 +141,7 @@ class Step:
         self._awaited = [len(bucket.parameters) for bucket in setup.buckets]
         self._used = [[False] * awaited for awaited in self._awaited]
         self._launched: list[Pending[torch.Tensor | None]] = []
-        self._handed_out = 0
+        self._last: tuple[BucketExchange, int] | None = None
         self._own_flags: torch.Tensor | None = (
             None  # while a stream may still read them
         )
@@ -176,6 +186,8 @@ class Step:
                 "in engine.no_sync(); with re-entrant checkpointing of layers that "
                 "share parameters, checkpoint with use_reentrant=False"
             )
+        self._hand_out_last()
+        self._last = bucket, place.index
         self.received = True
         whole = gradient.detach() if gradient.is_sparse else flat(gradient)
         self._admit(
@@ -185,6 +197,15 @@ class Step:
         self._awaited[place.bucket] -= 1
         if not self._awaited[place.bucket]:
             self._launch_complete()
+
+    def _hand_out_last(self) -> None:
+        """Free the gradient before this one, which all hooks have seen by now.
+
+        With ``on_reduced`` means are handed out on the communication thread instead.
+        """
+        if self._last is not None and self._setup.on_reduced is None:
+            bucket, index = self._last
+            bucket.hand_out(index)
 
     def _admit(
         self,
@@ -218,16 +239,7 @@ class Step:
         while (number := len(self._launched)) < len(buckets):
             if self._awaited[number]:
                 return
-            self._hand_out_ended()
             self._launch(buckets[number])
-
-    def _hand_out_ended(self) -> None:
-        """Free gradients in whose place are means by now."""
-        while self._handed_out < len(self._launched):
-            if not self._launched[self._handed_out].has_ended:
-                return
-            self._setup.buckets[self._handed_out].hand_out()
-            self._handed_out += 1
 
     @property
     def _unlaunched(self) -> tuple[BucketExchange, ...]:
@@ -260,7 +272,7 @@ class Step:
                 bucket.write(index)
         self.moments.finish[number] = self.moments.now()
         if self._setup.on_reduced is not None:
-            bucket.hand_out()  # all that is the callback's here
+            bucket.hand_out_all()  # which is the callback's here
             bucket.leave_rooms()  # it may free them
             self._setup.on_reduced(bucket.parameters)
         return highest
@@ -289,7 +301,7 @@ class Step:
         if self._setup.find_unused_parameters:
             self._write_used_elsewhere(flags[1:])
         for bucket in self._setup.buckets:
-            bucket.hand_out()
+            bucket.hand_out_all()
         refusal = self._refusal(flags[0])
         if refusal is None and not finite:
             return Refusal("some rank had inf or NaN gradients")
@@ -313,9 +325,9 @@ class Step:
         setup = self._setup
         if setup.channel.world_size == 1:
             return None
-        if not self._has_flags and setup.on_nonfinite != "skip":
+        if not setup.has_flags and setup.on_nonfinite != "skip":
             return "a dense plan does not tell them: pass on_nonfinite='skip'"
-        told_by_last = setup.buckets[-1].carries_flags or not self._has_flags
+        told_by_last = setup.buckets[-1].carries_flags or not setup.has_flags
         has_told = len(self._launched) > len(setup.buckets)
         if has_told or (told_by_last and not self._unlaunched):
             return "all of its gradients are sent: go on from a checkpoint"
@@ -397,8 +409,9 @@ class Step:
         to be taken back that was sent with them.
         """
         buckets = self._setup.buckets
-        keeps = self._is_guarded or any(bucket.has_carried for bucket in buckets)
-        if self._setup.on_nonfinite == "propagate" and not keeps:
+        if self._setup.on_nonfinite == "propagate" and not (
+            self._setup.is_guarded or any(bucket.has_carried for bucket in buckets)
+        ):
             return True
         exchanges = self._launched[: len(buckets)]  # behind them the flags may travel
         for bucket, pending in zip(buckets, exchanges, strict=True):
@@ -414,7 +427,7 @@ class Step:
         the step up (the same and the world size), then for every parameter whether it
         used it.
         """
-        if not self._has_flags:
+        if not self._setup.has_flags:
             return None
         channel = self._setup.channel
         flags = self._guard.flag(channel.rank, channel.device)
@@ -425,17 +438,6 @@ class Step:
             told = torch.tensor(used, dtype=torch.int32, pin_memory=flags.is_cuda)
             flags = torch.cat([flags, told.to(flags.device, non_blocking=True)])
         return flags
-
-    @property
-    def _has_flags(self) -> bool:
-        """Whether there is anything that all ranks must know of one."""
-        return self._setup.find_unused_parameters or self._is_guarded
-
-    @property
-    def _is_guarded(self) -> bool:
-        """Whether a bucket remembers gradients, and so must not see inf or NaN."""
-        buckets = self._setup.buckets
-        return any(not bucket.compressor.carries_nonfinite for bucket in buckets)
 
     def _exchange_flags(self) -> None:
         """Share the flags behind the last bucket, unless that takes them along."""

@@ -7,7 +7,8 @@ moment is an event in the current stream of whoever marks it, and is read later.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -18,10 +19,12 @@ from comm_plan.plans import BucketTiming, Timing
 Moment: TypeAlias = "float | torch.cuda.Event"
 
 
-def moment(device: torch.device) -> Moment:
-    """Return now, as ``device`` sees it."""
-    if device.type != "cuda":
-        return time.perf_counter()
+def clock(device: torch.device) -> Callable[[], Moment]:
+    """Return what tells now, as ``device`` sees it."""
+    return partial(_event, device) if device.type == "cuda" else time.perf_counter
+
+
+def _event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
@@ -35,6 +38,7 @@ class Moments:
         buckets: how many there are.
 
     Attributes:
+        now: tells this moment.
         begun: forward begins.
         backward: the first gradient arrives.
         backward_end: the last one did.
@@ -44,17 +48,13 @@ class Moments:
     """
 
     def __init__(self, device: torch.device, buckets: int) -> None:
-        self._device = device
+        self.now = clock(device)
         self.begun: Moment | None = None
         self.backward: Moment | None = None
         self.backward_end: Moment | None = None
         self.ready: list[Moment | None] = [None] * buckets
         self.start: list[Moment | None] = [None] * buckets
         self.finish: list[Moment | None] = [None] * buckets
-
-    def now(self) -> Moment:
-        """Return this moment."""
-        return moment(self._device)
 
     def seconds(self) -> StepSeconds | None:
         """Return the seconds from ``begun`` to each; None if one was never reached."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -88,6 +89,29 @@ def extra_nbytes(spec, collective):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_beside_a_shared_bucket_there_is_one_gradient_at_a_time(shared):
+    model = net()
+    plan = plan_for(model, 1, per_bucket=10)
+    engine = parallelize(
+        model, plan, transport=LocalTransport(), gradient_as_bucket_view=shared
+    )
+    gradients, alive = [], []
+
+    def look(parameter):
+        alive.append(sum(gradient() is not None for gradient in gradients))
+        gradients.append(weakref.ref(parameter.grad))
+
+    with engine:
+        model(torch.ones(2, FEATURES)).sum().backward()  # it makes the buffer
+        model.zero_grad()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(look)
+        model(torch.ones(2, FEATURES)).sum().backward()
+    assert len(alive) == len(list(model.parameters())) > 2
+    assert alive == ([0] * len(alive) if shared else list(range(len(alive))))
+
+
 def test_topk_adds_one_residual_and_messages_to_the_memory():
     """One message is kept to be sent, one is being gathered, one packed."""
     parameters, message, extra = extra_nbytes(TopK(density=0.01), "allgather")
