@@ -27,6 +27,12 @@ from contextlib import contextmanager
 
 import torch
 
+# The functions of torch.distributed.nn have the default process group of the moment of
+# their import as a default argument. Imported later, as by the first optimizer, they
+# keep that group after destroy_process_group(), and gloo's threads with it, which abort
+# a process that ends while they still drop a tensor.
+import torch.distributed.nn.functional
+
 from comm_plan.errors import InputError
 from comm_plan.transports.allocator import keep_memory
 from comm_plan.transports.backends import BACKENDS, Joining, find_backend

@@ -17,12 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# The functions of torch.distributed.nn have the default process group of the moment of
-# their import as a default argument. Imported later, as by the first optimizer, they
-# keep that group after destroy_process_group(), and gloo's threads with it, which abort
-# a process that ends while they still drop a tensor.
-import torch.distributed.nn.functional
-
 from comm_plan.errors import (
     CollectiveError,
     MismatchError,
