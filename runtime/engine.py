@@ -99,7 +99,9 @@ class Engine(Joinable):
     Args:
         model: the model; it is changed in place (hooks, parameters of rank 0).
         plan: the plan for it.
-        transport: the ranks; the engine talks on duplicates of it.
+        transport: the ranks, which must last as long as the engine. It talks on them
+            between backwards, where the program calls it, and in backward on a
+            duplicate.
         seed: of the random numbers of stochastic compressors; equal on all ranks.
         on_nonfinite: what to do when a rank's gradient holds inf or NaN; residuals
             never see them. ``propagate``: fill every ``.grad`` with NaN on all ranks,
@@ -199,11 +201,9 @@ class Engine(Joinable):
         self._momentum: TakenMomentum | None = None
         self._rounds: Rounds | None = None
         self._executing = ExitStack()
-        self._given_transport = transport
+        self._transport = transport
+        self._buffers = Buffers(model if broadcast_buffers else nn.Module(), transport)
         with ExitStack() as opened:
-            self._transport = opened.enter_context(closing(transport.duplicate()))
-            followed = model if broadcast_buffers else nn.Module()
-            self._buffers = Buffers(followed, self._transport)
             channel = opened.enter_context(closing(transport.duplicate()))
             if channel.device.type == "cuda":
                 channel.barrier()  # NCCL connects now, not in the midst of backward
@@ -223,10 +223,10 @@ class Engine(Joinable):
                 own = velocities(model, self.remembered())
                 self._momentum.before_compression = own.keys()
             opened.callback(self._stop)
-            align_tensors(self._transport, [*model.parameters(), *model.buffers()])
+            align_tensors(transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
         claim(self)
-        self._freed = freed_with(self, self._transport, channel)
+        self._freed = freed_with(self, channel)
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -450,7 +450,7 @@ class Engine(Joinable):
         self._stop()
         if self._given_moments is not None:
             self._given_moments.remove()
-        with closing(self._transport), closing(self._setup.channel):
+        with closing(self._setup.channel):
             self._setup.thread.close()
 
     def __enter__(self) -> Self:
@@ -488,7 +488,7 @@ class Engine(Joinable):
         Raises:
             InputError: the ranks are not those of torch.distributed.
         """
-        return self._given_transport.process_group
+        return self._transport.process_group
 
     def shadow_step(self) -> None:
         """Take part in a step of other ranks, with gradients of zero."""

@@ -63,16 +63,15 @@ def close_owner_of(model: nn.Module) -> None:
             )
 
 
-def freed_with(engine: OwnerT, *transports: Transport) -> weakref.finalize[..., OwnerT]:
-    """Close ``transports`` when ``engine`` is dropped, where no other rank is needed.
+def freed_with(engine: OwnerT, channel: Transport) -> weakref.finalize[..., OwnerT]:
+    """Close ``channel`` when ``engine`` is dropped, if no other rank is needed for it.
 
-    As of gloo's groups, each of which has a thread and a connection to every rank.
+    As of a group of gloo's, which has a thread and a connection to every rank.
     """
 
     def close() -> None:
-        for transport in transports:
-            if transport.backend == "gloo":
-                transport.close()
+        if channel.backend == "gloo":
+            channel.close()
 
     found = weakref.finalize(engine, close)
     found.atexit = False
