@@ -92,7 +92,6 @@ def extra_nbytes(spec, collective):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_beside_a_shared_bucket_there_is_one_gradient_at_a_time(shared):
     model = net()
@@ -116,6 +115,7 @@ def test_beside_a_shared_bucket_there_is_one_gradient_at_a_time(shared):
     assert alive == ([0] * len(alive) if shared else list(range(len(alive))))
 
 
+@pytest.mark.slow
 def test_topk_adds_one_residual_and_messages_to_the_memory():
     """One message is kept to be sent, one is being gathered, one packed."""
     parameters, message, extra = extra_nbytes(TopK(density=0.01), "allgather")
