@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from comm_plan.profiler.timings import SecondsArray
+from comm_plan.arrays import FloatArray
 
 Times = Mapping[str, Sequence[float]]
 """Seconds of each iteration of every variant, block after block."""
@@ -79,7 +79,7 @@ def behind_best(times: Times, name: str, iterations: int) -> float:
     return float(np.mean(ratios))
 
 
-def _blocks(seconds: Sequence[float], iterations: int) -> SecondsArray:
+def _blocks(seconds: Sequence[float], iterations: int) -> FloatArray:
     """Return the median of each block."""
-    medians: SecondsArray = np.median(np.reshape(seconds, (-1, iterations)), axis=1)
+    medians: FloatArray = np.median(np.reshape(seconds, (-1, iterations)), axis=1)
     return medians

@@ -39,9 +39,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from comm_plan.arrays import FloatArray
 from comm_plan.collectives.operation import Operation
 from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commbench.fit import fit
@@ -87,7 +87,6 @@ BUDGET_S = 90.0
 LARGEST_NBYTES = 64 * 2**20
 """The largest message that is measured unless told otherwise."""
 
-FloatArray = npt.NDArray[np.float64]
 SweepProgress = Callable[[int, int, str], None]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from comm_plan.arrays import FloatArray
 from comm_plan.planner import joint, optimal
-from comm_plan.planner.curve import FloatArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import TopK

@@ -27,12 +27,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans.network import CollectiveCost, Segment
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _SHORTEST_S = 1e-12
 

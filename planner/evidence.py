@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
+from comm_plan import units
 from comm_plan.plans.compression import Spec
 from comm_plan.plans.document import Value
 
@@ -26,7 +27,7 @@ Accuracy = Literal["none", "noise", "loss"]
 """What may be lost: nothing; nothing that could be told from noise; something."""
 
 SLACK = 1 + 1e-9
-"""Ratios are no exact numbers; one that is higher by less is not higher."""
+"""Ratios and sums are no exact numbers; one that is higher by less is not higher."""
 
 
 class Task(Value):
@@ -199,7 +200,7 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
             change = f"{100 * task.difference:+.2f} points of accuracy"
         else:
             change = f"{task.metric} {task.difference:+.3f}"
-        seeds = "1 seed" if task.seeds == 1 else f"{task.seeds} seeds"
+        seeds = units.counted(task.seeds, "seed")
         yield f"{change} on {task.name} ({task.steps} steps, {seeds})"
 
 

@@ -34,17 +34,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.arrays import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.schedule import beside, phases
+from comm_plan.planner.schedule import ROUNDING, beside, phases
 from comm_plan.plans.profile import PhaseRates
 
 MOST_CUTS = 128
 """Larger models are cut at so many places only, to bound the planning time."""
-
-ROUNDING = 1e-9
-"""Times that differ by a smaller share are equal."""
 
 RESOLUTION = 1e-4
 """Of the limit: how exact :func:`within` is for each bucket."""
@@ -150,7 +147,7 @@ def best(
     ends = np.arange(1, len(problem) + 1) if cuts is None else cuts
     begins = np.concatenate([[0], ends[:-1]])
     ways = _ways(problem, options, begins, ends)
-    limit = (limit_s - problem.compute.update_s) * (1 + 1e-12)
+    limit = (limit_s - problem.compute.update_s) * (1 + ROUNDING)
     rest = _least_rest(ways, begins, ends)
     none = np.zeros(1, dtype=np.int64)
     states = _States(np.zeros(1), np.zeros(1), none, none, none)

@@ -36,10 +36,10 @@ from itertools import groupby
 
 import numpy as np
 
+from comm_plan.arrays import BoolArray, FloatArray, IntArray
 from comm_plan.planner import joint, lags_literal, optimal
 from comm_plan.planner.at_ratios import merged, merged_apart, sparse_at
-from comm_plan.planner.curve import FloatArray, IntArray
-from comm_plan.planner.option import BoolArray, Option
+from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import Compute, Schedule
 from comm_plan.plans.compression import TopK
@@ -66,7 +66,7 @@ def solve(problem: Problem) -> Solution:
     fastest_s = problem.simulate(fastest).iteration_s
     limit_s = fastest_s * (1 + problem.settings.tolerance)
     solution, largest = _least_bound(problem, fastest, limit_s)
-    ratios = np.where(_is_sparse(problem, solution), largest, 1.0)
+    ratios = np.where(_is_sparse(solution), largest, 1.0)
     for _ in range(ROUNDS):
         solution, lowered = _lowered(problem, solution, ratios, limit_s)
         if np.allclose(lowered, ratios, rtol=PRECISION):
@@ -166,7 +166,7 @@ def _lowered(
         The buckets, more of them dense than before perhaps, and the ratios.
     """
     block = blocks(problem)
-    fixed = ~_is_sparse(problem, solution)
+    fixed = ~_is_sparse(solution)
 
     def at(level: float) -> tuple[Solution, FloatArray]:
         levels = np.where(fixed, ratios, np.minimum(ratios, level))
@@ -192,7 +192,7 @@ def _lowered(
         )
         newly = ~fixed & np.isin(block, block[held])
         fixed |= newly if newly.any() else True
-        fixed |= ~_is_sparse(problem, solution)
+        fixed |= ~_is_sparse(solution)
     return _dense_where_in_time(problem, solution, ratios, limit_s)
 
 
@@ -245,7 +245,7 @@ def _dense_where_in_time(
     return solution, ratios
 
 
-def _is_sparse(problem: Problem, solution: Solution) -> BoolArray:
+def _is_sparse(solution: Solution) -> BoolArray:
     """Return [L] which tensors are in sparse buckets."""
     sparse = [not option.compressor.lossless for option in solution.options]
     return np.repeat(sparse, np.diff(solution.stops, prepend=0))

@@ -28,8 +28,8 @@ from itertools import groupby
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray, IntArray
 from comm_plan.planner.at_ratios import merged
-from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression import Dense, TopK

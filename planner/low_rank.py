@@ -26,12 +26,10 @@ from dataclasses import dataclass
 from itertools import compress, pairwise
 
 from comm_plan.errors import InputError
+from comm_plan.planner.evidence import SLACK
 from comm_plan.plans.compression import FLOAT32_NBYTES, PowerSgd, matrix_of
 from comm_plan.plans.compression.powersgd import RANKS, numel_in_two_steps
 from comm_plan.plans.profile import TensorTiming
-
-SLACK = 1 + 1e-9
-"""Sums are no exact numbers; what is larger by less is not larger."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from comm_plan.planner.curve import CostCurve, FloatArray, IntArray
+from comm_plan.arrays import FloatArray, IntArray
+from comm_plan.planner.curve import CostCurve
 from comm_plan.planner.option import Option
 
 BucketSeconds = Callable[[IntArray, int], FloatArray]

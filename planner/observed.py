@@ -21,8 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.planner.correction import Correction, stretched
-from comm_plan.planner.curve import FloatArray
 from comm_plan.planner.predict import posed
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.schedule import Schedule

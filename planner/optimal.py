@@ -28,10 +28,7 @@ import numpy as np
 
 from comm_plan.planner.merging import merge
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.schedule import simulate
-
-ROUNDING = 1e-12
-"""Times that differ by a smaller share are equal."""
+from comm_plan.planner.schedule import ROUNDING, simulate
 
 
 def solve(problem: Problem) -> Solution:

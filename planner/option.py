@@ -13,10 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from comm_plan.planner.curve import CostCurve, FloatArray, IntArray
+from comm_plan.arrays import BoolArray, FloatArray, IntArray
+from comm_plan.planner.curve import CostCurve
 from comm_plan.plans.compression import Spec
-
-BoolArray = NDArray[np.bool_]
 
 
 def prefix_sums(values: ArrayLike) -> NDArray[np.float64]:

@@ -27,12 +27,13 @@ from functools import cached_property
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.collectives.collective import Codings
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.errors import InputError
 from comm_plan.planner import low_rank
 from comm_plan.planner.collective_cost import collective_curve
-from comm_plan.planner.curve import CostCurve, FloatArray, from_points
+from comm_plan.planner.curve import CostCurve, from_points
 from comm_plan.planner.option import Leg, Option, prefix_sums
 from comm_plan.plans.compression import Dense, PowerSgd, Spec
 from comm_plan.plans.compression.spec import LENGTH_NBYTES

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import ConfigDict, JsonValue, TypeAdapter
 
+from comm_plan.arrays import FloatArray, IntArray
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
-from comm_plan.planner.curve import FloatArray, IntArray
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate

@@ -32,10 +32,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.arrays import FloatArray, IntArray
 from comm_plan.plans.profile import Contention, PhaseRates, Profile, Rates
 
 Number = TypeVar("Number", float, FloatArray)
+
+ROUNDING = 1e-9
+"""Numbers that differ by a smaller share are equal."""
 
 ALONE = Rates()
 """Nothing slows anything."""

@@ -126,7 +126,8 @@ class Summary:
             for row in self.rows
         )
         if abstains and gain > WORTHWHILE:
-            text += f"; {CHOOSING} compresses where that gains {_percent(gain)} or more"
+            least = units.percent(gain)
+            text += f"; {CHOOSING} compresses where that gains {least} or more"
         return text
 
     @property
@@ -150,16 +151,14 @@ class Summary:
         elif abs(gain) <= WORTHWHILE:
             text = f"this plan, {row.label}: about the time of {self._today}"
         elif gain > 0:
-            text = (
-                f"this plan, {row.label}: {_percent(gain)} less time than {self._today}"
-            )
+            text = f"this plan, {row.label}: {_less(gain, self._today)}"
         else:
             text = (
-                f"this plan, {row.label}, loses: {_percent(-gain)} more time than "
+                f"this plan, {row.label}, loses: {units.percent(-gain)} more time than "
                 f"{self._today}"
             )
         if fastest.iteration_s < row.iteration_s * (1 - WORTHWHILE):
-            less = _percent(_gain(fastest.iteration_s, row.iteration_s))
+            less = units.percent(_gain(fastest.iteration_s, row.iteration_s))
             text += f"; {fastest.label} takes {less} less than it"
         return text
 
@@ -286,13 +285,14 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
     gain = _gain(merged.iteration_s, today.iteration_s)
     most = _gain(planned.iteration_s, today.iteration_s)
     if most <= WORTHWHILE and today.exposed_s <= WORTHWHILE * today.iteration_s:
-        exposed = _gain(today.iteration_s - today.exposed_s, today.iteration_s)
+        hidden_s = today.iteration_s - today.exposed_s
+        exposed = max(0.0, _gain(hidden_s, today.iteration_s))
         return (
-            f"nothing to gain: {instead_of} leave only {_percent(exposed)} of the "
+            f"nothing to gain: {instead_of} leave only {units.percent(exposed)} of the "
             "iteration exposed"
         )
     if most <= WORTHWHILE:
-        best = "no plan is" if most <= 0 else f"the best plan is {_percent(most)}"
+        best = "no plan is" if most <= 0 else f"the best plan is {units.percent(most)}"
         text = (
             f"nothing to gain: {best} faster than {instead_of}, and no dense plan "
             f"beats {units.seconds(lower_bound_s)}"
@@ -301,19 +301,21 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
             text += "; compression was not tried: solver auto chooses it"
         return text
     if gain > max(WORTHWHILE, most - WORTHWHILE):
-        return (
-            f"merge only: {_percent(gain)} less time than {instead_of}, exactly dense"
-        )
+        return f"merge only: {_less(gain, instead_of)}, exactly dense"
     how = "compress" if planned.largest_ratio > 1 else "meet less often"
     if gain <= WORTHWHILE:
         return (
-            f"{how}: {planned.label} takes {_percent(most)} less time than "
-            f"{instead_of}; merging alone gains nothing"
+            f"{how}: {planned.label} takes {_less(most, instead_of)}; merging alone "
+            "gains nothing"
         )
     return (
-        f"{how}: {planned.label} takes {_percent(most)} less time than "
-        f"{instead_of}; merging alone, exactly dense, {_percent(gain)}"
+        f"{how}: {planned.label} takes {_less(most, instead_of)}; merging alone, "
+        f"exactly dense, {units.percent(gain)}"
     )
+
+
+def _less(gain: float, instead_of: str) -> str:
+    return f"{units.percent(gain)} less time than {instead_of}"
 
 
 def _multiple(iteration_s: float, bound_s: float) -> float:
@@ -325,7 +327,3 @@ def _multiple(iteration_s: float, bound_s: float) -> float:
 def _gain(iteration_s: float, instead_of_s: float) -> float:
     """Return the share of ``instead_of_s`` that is saved; of no time, none."""
     return 1 - iteration_s / instead_of_s if instead_of_s > 0 else 0.0
-
-
-def _percent(share: float) -> str:
-    return f"{max(share, 0.0) * 100:.1f} %"

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from comm_plan.arrays import FloatArray
 from comm_plan.errors import InputError, one_line
 from comm_plan.plans import DTYPE_NBYTES, Profile, Spread, TensorTiming
 from comm_plan.plans.parameters import dtype_name
@@ -25,7 +26,7 @@ from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import describe_device, environment
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
-from comm_plan.profiler.timings import SecondsArray, Timings
+from comm_plan.profiler.timings import Timings
 from comm_plan.runtime.second_moments.choice import common
 
 LAUNCH_BOUND = 0.95
@@ -160,6 +161,6 @@ def bound_by(timings: Timings) -> str:
     return "host" if busy else "device"
 
 
-def _spread(times_s: SecondsArray) -> Spread:
+def _spread(times_s: FloatArray) -> Spread:
     p05_s, p95_s = np.percentile(times_s, [5, 95])
     return Spread(p05_s=float(p05_s), p95_s=float(p95_s))

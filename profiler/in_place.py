@@ -44,6 +44,7 @@ from itertools import pairwise
 import numpy as np
 from torch import nn
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import (
     Bucket,
     CompressionCost,
@@ -55,7 +56,7 @@ from comm_plan.plans.compression import Spec, spec_class
 from comm_plan.plans.parameters import model_fingerprint, trainable
 from comm_plan.profiler.compression import coded_by_default
 from comm_plan.profiler.one_rank import busy_s, plan_by, taken
-from comm_plan.profiler.shrinkage import FloatArray, medians_drawn_together
+from comm_plan.profiler.shrinkage import medians_drawn_together
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
 from comm_plan.profiler.turns import TURNS, in_turns
 from comm_plan.profiler.waiting import Rendezvous

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import Profile
 from comm_plan.plans.compression import PowerSgd, matrix_of
 from comm_plan.plans.compression.powersgd import RANKS
@@ -23,8 +23,6 @@ from comm_plan.plans.profile import RankError
 from comm_plan.profiler.timings import Measurable, PassProgress
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import endless
-
-FloatArray = npt.NDArray[np.float64]
 
 GRADIENTS = 3
 """Of each rank."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.errors import MismatchError, one_line
-from comm_plan.profiler.timings import SecondsArray, Timings
+from comm_plan.profiler.timings import Timings
 
 
 def slowest_of(ranks: Sequence[Timings]) -> Timings:
@@ -34,7 +35,7 @@ def slowest_of(ranks: Sequence[Timings]) -> Timings:
     )
 
 
-def _slowest(of_ranks: Sequence[SecondsArray]) -> SecondsArray:
+def _slowest(of_ranks: Sequence[FloatArray]) -> FloatArray:
     """Return the times with the largest median; NaN is none."""
     medians = [
         float(np.nanmedian(each)) if not np.isnan(each).all() else -np.inf

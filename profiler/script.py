@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Self
 
 from comm_plan.errors import InputError
@@ -57,7 +56,7 @@ from comm_plan.profiler.timings import (
     timings_of,
 )
 from comm_plan.runtime.flat import tensors_in
-from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach, updates
+from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.allocator import keep_memory
@@ -214,17 +213,14 @@ class _Steps:
         callbacks = Callbacks(
             listening=lambda: True,
             on_forward=self._on_forward,
-            on_local_forward=lambda: None,
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
             on_backward_end=self._on_backward_end,
-            on_optimizer=lambda optimizer: None,
+            on_updated=self._on_updated,
         )
         hooks = attach(model, places, callbacks)
         counting = model.register_forward_pre_hook(self._count, with_kwargs=True)
-        updated = register_optimizer_step_post_hook(self._on_update)
-        for handle in (counting, updated):
-            hooks.callback(handle.remove)
+        hooks.callback(counting.remove)
         hooks.callback(self._thread.close)
         return hooks
 
@@ -296,11 +292,9 @@ class _Steps:
         self._watch.mark(UPDATE)
         self._ended = True
 
-    def _on_update(
-        self, optimizer: torch.optim.Optimizer, inputs: object, keywords: object
-    ) -> None:
+    def _on_updated(self) -> None:
         """End the step if its backward has been."""
-        if not (self._ended and updates(optimizer, self._own)):
+        if not self._ended:
             return
         self._watch.mark(DONE)
         moments = self._watch.read()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from comm_plan.arrays import FloatArray
 
 MEDIAN_VARIANCE = np.pi / 2
 """The variance of a median over that of a mean, of many normal numbers; of four 1.2."""

@@ -14,10 +14,10 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans.parameters import trainable
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler.stopwatch import Stopwatch, stopwatch
@@ -26,7 +26,6 @@ from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import endless
 from comm_plan.workloads.modes import training
 
-SecondsArray = npt.NDArray[np.float64]
 PassProgress = Callable[[int, int], None]
 
 FORWARD, BACKWARD, MEETING, UPDATE, DONE = range(5)
@@ -78,12 +77,12 @@ class Timings:
         orders: the tensors in the order in which their hooks ran.
     """
 
-    forward_s: SecondsArray
-    backward_s: SecondsArray
-    update_s: SecondsArray
-    total_s: SecondsArray
-    host_backward_s: SecondsArray
-    ready_s: SecondsArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    update_s: FloatArray
+    total_s: FloatArray
+    host_backward_s: FloatArray
+    ready_s: FloatArray
     orders: tuple[tuple[int, ...], ...]
 
 
@@ -185,7 +184,7 @@ class Trial:
 def joined(timings: Sequence[Timings]) -> Timings:
     """Return the iterations of all ``timings``, which are of the same tensors."""
 
-    def column(name: str) -> SecondsArray:
+    def column(name: str) -> FloatArray:
         return np.concatenate([getattr(each, name) for each in timings])
 
     return Timings(
@@ -209,8 +208,8 @@ def sparse_rows(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
 
 
 def timings_of(
-    moments: SecondsArray,
-    host_backward_s: SecondsArray,
+    moments: FloatArray,
+    host_backward_s: FloatArray,
     orders: tuple[tuple[int, ...], ...],
 ) -> Timings:
     """Return the times between the moments of each iteration.

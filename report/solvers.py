@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
 from comm_plan import units
+from comm_plan.arrays import FloatArray
 from comm_plan.report.timeline import Lane, Span, Timeline
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class ComparedPlan(Protocol):

@@ -56,7 +56,7 @@ NO_BACKWARD = -1
 """The graph task while no backward runs."""
 
 
-def _ignored() -> None:
+def _ignored(*_: object) -> None:
     """Do nothing."""
 
 
@@ -76,12 +76,12 @@ class Callbacks:
     Attributes:
         listening: whether to call anything now; not so within ``no_sync``.
         on_forward: a training forward begins, not one that a checkpoint repeats.
-        on_local_forward: the same while nothing is listening.
         on_backward: a gradient arrives in this graph task. Returns whether to call
             ``on_backward_end`` at its end: true once a step.
         on_gradient: this parameter's ``.grad`` is complete.
         on_backward_end: no more gradients come.
         on_optimizer: this optimizer is about to update parameters of the plan.
+        on_local_forward: a training forward begins while nothing is listening.
         on_any_forward: a forward begins, of training or not.
         on_forward_failed: a training forward raised.
         on_backward_lost: a gradient arrives after a backward that has failed: its end
@@ -91,11 +91,11 @@ class Callbacks:
 
     listening: Callable[[], bool]
     on_forward: Callable[[], None]
-    on_local_forward: Callable[[], None]
     on_backward: Callable[[int], bool]
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
     on_backward_end: Callable[[], None]
-    on_optimizer: Callable[[torch.optim.Optimizer], None]
+    on_optimizer: Callable[[torch.optim.Optimizer], None] = _ignored
+    on_local_forward: Callable[[], None] = _ignored
     on_any_forward: Callable[[], None] = _ignored
     on_forward_failed: Callable[[], None] = _ignored
     on_backward_lost: Callable[[], None] = _ignored

@@ -67,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _torchrun_logs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give torchrun, which never removes its own, a folder for logs."""
+    os.environ["PET_LOG_DIR"] = str(tmp_path_factory.mktemp("torchrun"))
+
+
 @pytest.fixture(scope="session")
 def build() -> ModuleType:
     """The builders of profiles and networks."""

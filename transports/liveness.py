@@ -66,7 +66,6 @@ class Liveness:
             main thread took no notice of a verdict.
         patience_s: a rank silent for so long is given up: many beats of 0.5 s. A
             process that holds Python's interpreter lock for so long looks silent.
-        grace_s: how long the main thread has to take notice of a verdict.
         calls: of an engine whose calls never fail by themselves; None: they do.
 
     Raises:
@@ -80,14 +79,12 @@ class Liveness:
         address: str,
         report: Callable[[PeerError], None],
         patience_s: float = PATIENCE_S,
-        grace_s: float = GRACE_S,
         calls: Calls | None = None,
     ) -> None:
         self._calls = calls
         self._rank = ranks.rank
         self._report = report
         self._patience_s = patience_s
-        self._grace_s = grace_s
         self._verdict: str | None = None
         self._judged = threading.Event()
         self._noticed = threading.Event()  # by the main thread, which may have left
@@ -255,7 +252,7 @@ class Liveness:
             self._verdict = verdict
             self._send(f"{'stuck' if is_stuck else 'verdict'} {verdict}")
             self._judged.set()
-            wait_s = _STUCK_S if is_stuck else self._grace_s
+            wait_s = _STUCK_S if is_stuck else GRACE_S
             threading.Thread(
                 target=self._end_unless_noticed, args=(wait_s,), daemon=True
             ).start()

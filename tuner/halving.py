@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import Round
-from comm_plan.profiler.timings import SecondsArray
 from comm_plan.tuner.trials import Block, warm_up_of
 
 ROUNDS = (6, 20, 80, 80)
@@ -85,9 +85,7 @@ class Halving:
         self._expected_s = expected_s
         self._ratios: dict[str, float] = {}
         self._iteration_s = dict(expected_s)
-        self._measured: dict[str, list[SecondsArray]] = {
-            name: [] for name in expected_s
-        }
+        self._measured: dict[str, list[FloatArray]] = {name: [] for name in expected_s}
         self._overhead_s = {
             name: START_S + self._whole(name, warm_up_of(seconds)) * seconds
             for name, seconds in expected_s.items()
@@ -209,7 +207,7 @@ class Halving:
     def _round(self, running: Sequence[str], split: Split) -> dict[str, Round]:
         """Return what was measured; no turn is begun that would not fit any more."""
         turn = self._turn(running, split.each)
-        seconds: dict[str, list[SecondsArray]] = {name: [] for name in turn}
+        seconds: dict[str, list[FloatArray]] = {name: [] for name in turn}
         for name in self._order(turn, split.pairs):
             if self._left_s() < self._caution(name) * self._needed_s(name, turn[name]):
                 break
@@ -261,7 +259,7 @@ def _coming(wished: Sequence[int], plans: int) -> list[int]:
     return coming
 
 
-def _summary(seconds: SecondsArray) -> Round:
+def _summary(seconds: FloatArray) -> Round:
     return Round(
         iterations=len(seconds),
         median_s=float(np.median(seconds)),

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import Curve
 from comm_plan.plans.tuning import LARGEST_LOSS
-from comm_plan.profiler.timings import SecondsArray
 
 SMOOTHED = 10
 """The running mean of the loss has a window of one of so many parts of the control."""
@@ -42,7 +42,7 @@ def window_of(iterations: int) -> int:
     return max(1, iterations // SMOOTHED)
 
 
-def curve(seed: int, seconds: SecondsArray, losses: SecondsArray, window: int) -> Curve:
+def curve(seed: int, seconds: FloatArray, losses: FloatArray, window: int) -> Curve:
     """Return the running mean of the loss against the seconds of a run so far.
 
     Where it is not finite the curve ends, with :data:`DIVERGED`.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import Plan, Timing
-from comm_plan.profiler.timings import SecondsArray
 from comm_plan.runtime.drift import of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
@@ -59,8 +59,8 @@ class Block:
         overhead_s: what else the block took: making the engine, the warm-up.
     """
 
-    seconds: SecondsArray
-    losses: SecondsArray
+    seconds: FloatArray
+    losses: FloatArray
     timing: Timing | None
     overhead_s: float
 

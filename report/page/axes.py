@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 Label = Callable[[float], str]
 
+LINEAR_STEPS, LOGARITHMIC_STEPS, ORDINAL_STEPS = 6, 7, 12
+"""How many steps between ticks there is room for, about."""
+
 _SAME = 1e-9
 _SMALLEST = 1e-290
 """A logarithmic axis goes no further down: powers below would be 0."""
@@ -48,7 +51,6 @@ def linear(
     values: Iterable[float],
     name: Label,
     *,
-    at_most: int = 6,
     from_zero: bool = True,
 ) -> Axis:
     """Return a linear axis that holds ``values``.
@@ -57,14 +59,13 @@ def linear(
         label: what it shows.
         values: what it must hold.
         name: label of a tick.
-        at_most: how many steps there is room for.
         from_zero: it starts at 0 unless a value is below.
     """
     found = [*values, 0.0] if from_zero else list(values) or [0.0]
     low, high = min(found), max(found)
     if high - low <= _SAME * max(abs(low), abs(high)):
         high = low + (abs(low) or 1.0)
-    step = _step((high - low) / at_most)
+    step = _step((high - low) / LINEAR_STEPS)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple((i * step, name(i * step)) for i in range(first, last + 1))
     return Axis(label, first * step, last * step, ticks)
@@ -76,7 +77,6 @@ def logarithmic(
     name: Label,
     *,
     base: int = 10,
-    at_most: int = 7,
 ) -> Axis:
     """Return a logarithmic axis that holds those of ``values`` that are above 0.
 
@@ -85,21 +85,20 @@ def logarithmic(
         values: what it must hold.
         name: label of a tick.
         base: ticks are at its powers.
-        at_most: how many steps there is room for.
     """
     found = [value for value in values if value >= _SMALLEST] or [1.0]
     first = math.floor(math.log(min(found), base) + 1e-9)
     last = math.ceil(math.log(max(found), base) - 1e-9)
     last = max(last, first + 1)
-    stride = math.ceil((last - first) / at_most)
+    stride = math.ceil((last - first) / LOGARITHMIC_STEPS)
     powers = range(first, last + 1)
     ticks = tuple((float(base) ** i, name(float(base) ** i)) for i in powers[::stride])
     return Axis(label, float(base) ** first, float(base) ** last, ticks, log=True)
 
 
-def ordinal(label: str, count: int, *, at_most: int = 12) -> Axis:
+def ordinal(label: str, count: int) -> Axis:
     """Return an axis of the whole numbers from 0 to below ``count``."""
-    stride = math.ceil(count / at_most)
+    stride = math.ceil(count / ORDINAL_STEPS)
     ticks = tuple((float(i), str(i)) for i in range(0, count, stride))
     return Axis(label, -0.5, count - 0.5, ticks)
 

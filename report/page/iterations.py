@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from comm_plan import units
 from comm_plan.report.page.axes import linear
@@ -41,8 +44,7 @@ def _warm(run: ShownRun) -> Sequence[float]:
 
 def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
     last = min(times[-1], LONGEST * times[int(0.9 * (len(times) - 1))])
-    width = (last - times[0]) / BINS
-    points = tuple(_bins(times, width))
+    points = tuple(_bins(times, last))
     rules = [Rule("median", x=run.record.iteration.median_s)]
     if run.record.predicted_iteration_s is not None:
         rules.append(Rule("predicted", x=run.record.predicted_iteration_s))
@@ -52,17 +54,17 @@ def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
         f"{run.name}: iteration times",
         linear("iteration time", across, units.round_seconds, from_zero=False),
         linear("iterations", (point.y for point in points), "{:g}".format),
-        [Series(run.name, points, style, line=False, column=width)],
+        [Series(run.name, points, style, line=False, column=(last - times[0]) / BINS)],
         rules=rules,
         note=f"{slower} slower, up to {units.seconds(times[-1])}." if slower else "",
     )
 
 
-def _bins(times: Sequence[float], width: float) -> Iterator[Point]:
-    for number in range(BINS):
-        start, stop = times[0] + number * width, times[0] + (number + 1) * width
-        end = stop * (1 + 1e-12) if number == BINS - 1 else stop
-        count = sum(start <= time_s < end for time_s in times)
+def _bins(times: Sequence[float], last: float) -> Iterator[Point]:
+    counts, edges = np.histogram(times, BINS, (times[0], last))
+    for count, (start, stop) in zip(
+        counts.tolist(), pairwise(edges.tolist()), strict=True
+    ):
         tip = (
             f"{units.seconds(start)} to {units.seconds(stop)}\n"
             f"{count} of {len(times)} iterations"

@@ -29,7 +29,6 @@ micro-batches may use the device less well. Layers that mix samples see micro-ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -54,18 +53,12 @@ class MicroBatchSecondMoments:
     Args:
         model: called as a whole, with the batch in the first dimension of its inputs.
         micro_batches: m, backward passes per step, of equally many samples.
-        parameters: whose moments are wanted; None: all that are trained.
 
     Raises:
         MismatchError: ``micro_batches`` is less than 2: one shows no variance.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        micro_batches: int,
-        parameters: Iterable[nn.Parameter] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, micro_batches: int) -> None:
         """Attach the hooks."""
         if micro_batches < 2:
             raise MismatchError(
@@ -75,15 +68,14 @@ class MicroBatchSecondMoments:
         self.micro_batches = micro_batches
         self._names = {p: name for name, p in model.named_parameters()}
         trained = [p for p in self._names if p.requires_grad]
-        wanted = trained if parameters is None else list(parameters)
-        self._accumulated = {parameter: _Accumulated() for parameter in wanted}
+        self._accumulated = {parameter: _Accumulated() for parameter in trained}
         self._samples = 0
         before_forward = model.register_forward_pre_hook(
             self._on_micro_batch, with_kwargs=True
         )
         self._handles = [
             before_forward,
-            *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in wanted),
+            *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in trained),
         ]
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:

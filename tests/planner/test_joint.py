@@ -7,6 +7,7 @@ from comm_plan.planner import joint, optimal
 from comm_plan.planner.auto import menu
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.problem import Settings
+from comm_plan.planner.schedule import ROUNDING
 from comm_plan.tests.support import every_plan
 from comm_plan.tests.support.contention import in_contention
 
@@ -97,7 +98,7 @@ def test_what_is_within_a_limit_is_so_as_it_is_simulated(build):
         options = random_options(problem, rng)
         limit_s = problem.simulate(joint.best(problem, options)).iteration_s * 1.001
         found = joint.within(problem, options, limit_s)
-        assert problem.simulate(found).iteration_s <= limit_s * (1 + joint.ROUNDING)
+        assert problem.simulate(found).iteration_s <= limit_s * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from comm_plan.planner.curve import FloatArray, IntArray
+from comm_plan.arrays import FloatArray, IntArray
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 
