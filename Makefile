@@ -54,10 +54,11 @@ format: $(STAMP)  ## rewrite the code as the linters want it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: $(STAMP)  ## write again what is made from code: JSON Schemas, tables in the docs
+tables: $(STAMP)  ## write again what is made from code and results: schemas, tables
 	$(BIN)/python -m comm_plan.plans.schemas
 	$(BIN)/python -m comm_plan.plans.compression.table
 	$(BIN)/python -m comm_plan.tests.runtime.semantics
+	$(BIN)/python -m comm_plan.benchmarks.predictions_tables
 
 docs: $(STAMP)  ## the site, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
@@ -91,6 +92,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 		--hosts 8 --network-hosts 4 --rate 1gbit --workload replay
 	$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \
 		--hosts 8 --network-hosts 4 --rate 100mbit --workload replay-small
+	$(BIN)/python -m comm_plan.benchmarks.predictions_tables
 
 clean:
 	rm -rf $(VENV) .pkg build dist site demo-output *.egg-info

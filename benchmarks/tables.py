@@ -75,7 +75,7 @@ def message_nbytes(plan: Plan, profile: Profile) -> int:
 def comparison(rows: Sequence[Line], reference_s: float) -> str:
     """Return the variants' table; the last column is ``reference_s`` over theirs."""
     head = ["variant", "buckets", "message bytes a step", "predicted"]
-    head += ["measured (median)", "p95", "error", "DDP / it"]
+    head += ["measured (median)", "p95", "error", "speed-up"]
     return markdown(
         head,
         [

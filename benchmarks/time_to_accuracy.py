@@ -279,7 +279,7 @@ def table(found: Sequence[Row]) -> str:
         ]
         for row in found
     ]
-    head = ["variant", "good enough after", "seeds", "steps", "a step", "DDP / it"]
+    head = ["variant", "good enough after", "seeds", "steps", "a step", "speed-up"]
     return tables.markdown(head, lines)
 
 

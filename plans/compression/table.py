@@ -13,9 +13,9 @@ from pathlib import Path
 
 from comm_plan.plans.compression.registry import SPECS
 from comm_plan.plans.compression.spec import Spec
+from comm_plan.plans.pages import filled
 
 PAGE = Path(__file__).parents[2] / "docs" / "compression.md"
-BEGIN, END = "<!-- methods: begin -->", "<!-- methods: end -->"
 
 HEAD = (
     "method",
@@ -38,9 +38,7 @@ def methods_table() -> str:
 
 def on_page(text: str) -> str:
     """Return the page ``text`` with the table of today between its markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{methods_table()}{END}{after}"
+    return filled(text, "methods", methods_table())
 
 
 def _rows(spec: type[Spec]) -> Iterator[tuple[str, ...]]:

@@ -57,7 +57,9 @@ def test_where_nothing_takes_time_there_is_nothing_to_gain(build):
     profile = build.profile([0.0] * 3, [1000] * 3, forward_s=0.0, update_s=0.0)
     summary = compared(profile, _network(build, 0.0, 0.0))
     assert summary.rows[0].iteration_s == 0
-    assert summary.verdict.startswith("nothing to gain: DDP's buckets leave only 0.00 %")
+    assert summary.verdict.startswith(
+        "nothing to gain: DDP's buckets leave only 0.00 %"
+    )
     assert summary.judgement("optimal").endswith("about the time of DDP's buckets")
 
 

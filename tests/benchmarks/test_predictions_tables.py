@@ -1,0 +1,40 @@
+"""Pages show what the results hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_plan.benchmarks import predictions_tables
+from comm_plan.benchmarks.tables import Line
+from comm_plan.plans.pages import filled
+
+
+def test_pages_have_the_tables_of_these_results():
+    for path, text in predictions_tables.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run make tables"
+
+
+def test_a_table_tells_how_far_off_each_plan_was_and_all_of_them(monkeypatch):
+    seconds = {"ddp": (None, 2.0), "optimal": (1.05, 1.0), "tuned": (0.88, 1.1)}
+    lines = {
+        name: Line(name, None, predicted_s, measured_s, measured_s, 10)
+        for name, (predicted_s, measured_s) in seconds.items()
+    }
+    monkeypatch.setattr(predictions_tables, "result", lambda name: lines)
+    head, _, *rows = predictions_tables.table({"1 Gbit/s": "any"}).splitlines()
+    assert head == "| plan | 1 Gbit/s | error | speed-up |"
+    assert rows == [
+        "| ddp | 2.00 s | - | 1.00x |",
+        "| optimal | 1.00 s | +5 % | 2.00x |",
+        "| tuned | 1.10 s | -20 % | 1.82x |",
+        "| median, worst error |  | 12.5 %, -20 % |  |",
+        "| within 10 % |  | 1 of 2 |  |",
+        "| tuned behind the fastest |  | 10.0 % |  |",
+    ]
+
+
+def test_only_what_lies_between_the_markers_is_written_again():
+    page = "before\n<!-- it: begin -->\nold\n<!-- it: end -->\nafter\n"
+    assert filled(page, "it", "new\n") == page.replace("old", "new")
+    with pytest.raises(ValueError):
+        filled("no markers", "it", "new\n")
