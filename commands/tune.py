@@ -108,7 +108,7 @@ def tune(
                     accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,
                 ),
-                rounds=arguments.numbers("--local-steps", local_steps, int)
+                local_steps=arguments.numbers("--local-steps", local_steps, int)
                 if local_steps
                 else (),
                 profile=None if profile is None else Profile.load(profile),

@@ -20,13 +20,10 @@ from comm_plan.planner.solvers import (
     SOLVERS,
     find_solver,
 )
-from comm_plan.plans.plan import TODAY, Plan
+from comm_plan.plans.plan import TODAY, WORTHWHILE, Plan
 
 WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
 """Who closes buckets at these caps, in bytes."""
-
-WORTHWHILE = 0.01
-"""A gain of a smaller share of the iteration time is called none."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from comm_plan.plans.timing import Timing
 TODAY = "threshold"
 """The solver of what people run without planning: PyTorch DDP's bucket sizes."""
 
+WORTHWHILE = 0.01
+"""A gain of a smaller share of the iteration time is called none."""
+
 
 class Bucket(Value):
     """Tensors that are sent together, in ready order."""

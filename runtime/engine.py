@@ -419,7 +419,7 @@ class Engine(Joinable):
             )
         self._give_up()
 
-    def warm_up(self, density_floor: float) -> None:
+    def set_density_floor(self, density_floor: float) -> None:
         """Let sparse methods send at least this share of each tensor from now on."""
         self._give_up_failed()
         self._density_floor = density_floor

@@ -441,4 +441,4 @@ class Run:
         if isinstance(warmup, int):
             warmup = warmup_densities(self.engine.plan, warmup)
         self.density_floor = warmup[epoch] if epoch < len(warmup) else 0.0
-        self.engine.warm_up(self.density_floor)
+        self.engine.set_density_floor(self.density_floor)

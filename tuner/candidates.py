@@ -78,7 +78,7 @@ def candidates(
     settings: Settings,
     objective: Objective = "time",
     most: int = MOST,
-    rounds: Sequence[int] = (),
+    local_steps: Sequence[int] = (),
 ) -> Candidates:
     """Return the plans that could be best, the predicted order kept.
 
@@ -98,7 +98,7 @@ def candidates(
         settings: what is allowed; a forced compressor is not.
         objective: what the best plan is best at.
         most: how many to try at most.
-        rounds: how many local steps to try, if the loss decides.
+        local_steps: how many of them to try, if the loss decides.
 
     Raises:
         InputError: ``settings`` force a compressor or allow an unknown one, or no round
@@ -111,7 +111,7 @@ def candidates(
         )
     settings = replace(settings, min_gain=0.0)  # it is measured, not predicted
     posed, missing = _posed(profile, network, settings, objective)
-    for steps in rounds if objective == "loss" else ():
+    for steps in local_steps if objective == "loss" else ():
         posed += _in_rounds(profile, network, settings, steps)
     listed, not_tried = _solved(posed, missing)
     always = [c for c in listed if c.name in (TODAY, MERGED)]

@@ -58,7 +58,7 @@ class Options:
         seeds: how many trainings of each plan are judged by loss.
         seed: the first of them; of the data in the other trials.
         settings: what plans may be.
-        rounds: how many local steps to try, if the loss decides.
+        local_steps: how many of them to try, if the loss decides.
         profile: of the workload, measured before; None: measure it.
         network: of the ranks, measured before; None: measure it.
         find_unused_parameters: parameters may get no gradient.
@@ -70,7 +70,7 @@ class Options:
     seeds: int = 3
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
-    rounds: Sequence[int] = ()
+    local_steps: Sequence[int] = ()
     profile: Profile | None = None
     network: Network | None = None
     find_unused_parameters: bool = False

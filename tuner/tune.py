@@ -76,7 +76,7 @@ def tune(
             network,
             options.settings,
             options.objective,
-            rounds=options.rounds,
+            local_steps=options.local_steps,
         )
         if transport.rank == 0
         else None

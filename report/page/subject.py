@@ -6,12 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from comm_plan.plans import EmulatedLink
-from comm_plan.plans.plan import TODAY
+from comm_plan.plans.plan import TODAY, WORTHWHILE
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
-
-WORTHWHILE = 0.01
-"""A gain of a smaller share of the iteration time is called none."""
 
 
 @dataclass(frozen=True)

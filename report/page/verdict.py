@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.plans.plan import TODAY
+from comm_plan.plans.plan import TODAY, WORTHWHILE
 from comm_plan.report.page.given import Forecast, Given
 from comm_plan.report.page.iterations import quartiles
 from comm_plan.report.page.subject import (
-    WORTHWHILE,
     Subject,
     fastest_run,
     find_subject,

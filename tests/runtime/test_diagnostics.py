@@ -53,7 +53,7 @@ def steps_of(transport, collective, floor, steps=3):
     spec = TopK(density=DENSITY)
     plan = plan_for(model, transport.world_size, spec, collective)
     engine = parallelize(model, plan, transport=transport)
-    engine.warm_up(floor)
+    engine.set_density_floor(floor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     seen = []
     for step in range(steps):

@@ -473,7 +473,7 @@ def test_a_backward_that_failed_is_noticed_by_what_begins_another_step():
             fail_half_way(model)
         else:
             loss_of(model, rank).backward()
-        engine.warm_up(0.5)
+        engine.set_density_floor(0.5)
         assert (engine.step, engine.skipped_steps) == (1, 1)
 
     assert equal_on_all(run_ranks(2, trained, loop))

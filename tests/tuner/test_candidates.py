@@ -147,7 +147,7 @@ def test_a_forced_compressor_is_refused():
 def test_rounds_of_local_steps_are_tried_if_the_loss_decides():
     settings = Settings(accuracy="loss", momentum_correction=True)
     costs = model(), network(1e-8)
-    found = candidates(*costs, settings, "loss", most=20, rounds=(4, 16))
+    found = candidates(*costs, settings, "loss", most=20, local_steps=(4, 16))
     local = {c.name: c for c in found.tried if c.local}
     assert "optimal, 16 local steps" in local
     listed_anyhow = {*local, *found.not_tried}
@@ -157,10 +157,10 @@ def test_rounds_of_local_steps_are_tried_if_the_loss_decides():
         assert candidate.ratio >= candidate.plan.round_steps
         assert f", {candidate.plan.local_steps.every} local steps" in name
         assert not candidate.plan.momentum_correction
-    without = candidates(*costs, settings, "time", rounds=(4,))
+    without = candidates(*costs, settings, "time", local_steps=(4,))
     assert not any(candidate.local for candidate in without.tried)
 
 
 def test_rounds_of_one_step_are_none():
     with pytest.raises(InputError, match="--local-steps"):
-        candidates(model(), network(1e-8), Settings(), "loss", rounds=(1,))
+        candidates(model(), network(1e-8), Settings(), "loss", local_steps=(1,))
