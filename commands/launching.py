@@ -16,7 +16,7 @@ from comm_plan import screen
 from comm_plan.commands import arguments
 from comm_plan.commands.options import Backend, Ranks
 from comm_plan.errors import InputError
-from comm_plan.transports.ranks import place
+from comm_plan.transports.ranks import TIMEOUT_S, place
 
 if TYPE_CHECKING:
     from comm_plan.plans import EmulatedLink
@@ -49,7 +49,7 @@ def start_ranks(context: typer.Context, ranks: Ranks) -> None:
 
 
 @contextmanager
-def connected(ranks: Ranks, timeout_s: float = 300.0) -> Iterator[Transport]:
+def connected(ranks: Ranks, timeout_s: float = TIMEOUT_S) -> Iterator[Transport]:
     """Join the run that the launcher's environment describes.
 
     Raises:

@@ -116,7 +116,7 @@ def solve(
         caps_nbytes=caps(threshold),
         max_ratio=max_ratio or Settings.max_ratio,
         allow=arguments.names(allow),
-        accuracy=accuracy or "noise",
+        accuracy=accuracy or Settings.accuracy,
         tolerance=tolerance,
         min_gain=min_gain,
         literal=literal,

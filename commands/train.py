@@ -24,7 +24,7 @@ from comm_plan.commands.output import finish
 from comm_plan.commands.planned import plan_for_these
 from comm_plan.commands.workload import load_workload
 from comm_plan.errors import InputError
-from comm_plan.transports.ranks import place
+from comm_plan.transports.ranks import TIMEOUT_S, place
 
 if TYPE_CHECKING:
     from comm_plan.runtime.engine import Engine
@@ -79,7 +79,7 @@ def train(
     diagnostics_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 10,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds a collective may take.")
-    ] = 300.0,
+    ] = TIMEOUT_S,
     adapt: Annotated[
         tuple[Path, Path] | None,
         typer.Option(

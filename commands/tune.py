@@ -27,6 +27,7 @@ from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
 from comm_plan.planner.solvers import TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
+from comm_plan.tuner.defaults import BUDGET_S, SEEDS
 
 
 @grouped
@@ -42,12 +43,14 @@ def tune(
         typer.Option(
             "--budget", min=10, max=YEAR_S, help="Seconds it may take in all."
         ),
-    ] = 300.0,
+    ] = BUDGET_S,
     objective: Annotated[
         Literal["time", "loss"],
         typer.Option(help="Shortest iterations, or the loss that falls fastest."),
     ] = "time",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings to judge loss by.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Trainings to judge loss by.")
+    ] = SEEDS,
     local_steps: Annotated[
         str | None,
         typer.Option(

@@ -39,7 +39,7 @@ from comm_plan.transports.backends import BACKENDS, Joining, find_backend
 from comm_plan.transports.base import Transport
 from comm_plan.transports.liveness import PATIENCE_S
 from comm_plan.transports.local import LocalTransport
-from comm_plan.transports.ranks import Place, place
+from comm_plan.transports.ranks import TIMEOUT_S, Place, place
 
 _current: list[Transport] = []  # of the open blocks, the innermost last
 
@@ -54,7 +54,7 @@ def print_to_stderr(error: BaseException) -> None:
 def connect(
     backend: str | None = None,
     *,
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
     device: torch.device | str | None = None,
     patience_s: float = PATIENCE_S,
     report: Callable[[BaseException], None] = print_to_stderr,

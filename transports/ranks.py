@@ -23,6 +23,9 @@ _LAUNCHERS = {
 _LOCAL_RANK_OPTIONAL = {"torchrun"}  # some schedulers set RANK and WORLD_SIZE only
 
 
+TIMEOUT_S = 300.0
+"""How long a collective may take, unless it is told otherwise."""
+
 RANK_0_FIRST_S = 1.0
 """How long other ranks wait with bad input, which mostly all find.
 

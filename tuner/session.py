@@ -20,13 +20,12 @@ from comm_plan.plans.tuning import Objective
 from comm_plan.transports.base import Transport
 from comm_plan.tuner import advice, loss
 from comm_plan.tuner.candidates import Candidates
+from comm_plan.tuner.defaults import BUDGET_S, SEEDS
 from comm_plan.tuner.halving import ROUNDS, Halving
 from comm_plan.tuner.measuring import Progress
 from comm_plan.tuner.trials import Block, Trials, Watcher
 from comm_plan.tuner.tuned import SETTING, Tuned, file_of
 from comm_plan.workloads.base import Workload
-
-BUDGET_S = 300.0
 
 JUDGED = 4
 """Lossy plans that are judged by loss at most: the fastest, and gentler ones."""
@@ -67,7 +66,7 @@ class Options:
 
     budget_s: float = BUDGET_S
     objective: Objective = "time"
-    seeds: int = 3
+    seeds: int = SEEDS
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
     local_steps: Sequence[int] = ()
