@@ -423,7 +423,7 @@ def test_plans_train_in_one_order_and_then_in_the_other(instant, tmp_path):
 
 
 def test_rounds_of_local_steps_can_be_judged_by_loss(instant, tmp_path):
-    none_lossy = {"settings": Settings(accuracy="none"), "rounds": (4,)}
+    none_lossy = {"settings": Settings(accuracy="none"), "local_steps": (4,)}
     tuning, _ = tuned(tmp_path, **BY_LOSS | none_lossy)
     (judged,) = [trial for trial in tuning.trials if trial.local and trial.curves]
     assert not judged.lossless
