@@ -2,36 +2,42 @@
 
 Beside a model a compressor finds its residuals cold, for all of the model has passed
 through the caches since it touched them, and it leaves the caches cold for the rest of
-backward and the next forward. Buckets that are measured on their own show neither. So
-the workload's own iterations run under an engine of one rank, in which one bucket holds
-all gradients that a method takes and nothing travels, in turn with iterations in which
-it rests, few of each kind at a time, as a machine is now faster and now slower for
-parts of a second. The ranks meet at the end of each backward, as in training: those
+backward and the next forward. Buckets that are measured on their own show neither.
+
+So the workload's own iterations run under an engine of one rank, in which one bucket
+holds all gradients that a method takes and nothing travels, in turn with iterations in
+which it rests, few of each kind at a time, as a machine is now faster and now slower
+for parts of a second. The ranks meet at the end of each backward, as in training: those
 that share a host pass over its memory at the same time, and wait for each other. As
 ``train`` and ``tune`` do, the engine looks sums through for inf and NaN, and hands out
-parts of buckets as gradients. What iterations take longer, less what the communication
-thread adds after backward, over the sum of ``compress_s`` of all tensors, is a factor
-on ``compress_s``, the update's share of it too, which finds
-gradients where the engine has left them; what that thread takes, over the sum of
-``encode_s`` and ``decompress_s``, one on those. What methods take longer in place than
-on their own is much the same for all, and scatters as much from turn to turn as from
-method to method: so it is drawn together
-(:mod:`~comm_plan.profiler.shrinkage`). Whole iterations are compared, for a
-rank that is done sooner waits for the others: where its own backward ends says little
-of them, and scatters more. How costs grow with size stays as measured. They are seen at
-one density; at others they grow by as many seconds, not by the same factor, for however
-little is sent, the same memory is passed over; what is faster in place is so by the
-factor. Momentum correction passes over states as large as the model, whatever is
-compressed, and spares the optimizer its own momentum, also while the engine rests: what
-iterations take longer with it, less by how much that shortens updates, in the mean of
-all methods, is shared out by elements.
+parts of buckets as gradients. Whole iterations are compared: a rank that is done sooner
+waits for the others, so where its own backward ends says little, and scatters more.
 
-Gradients that a method does not take, sparse ones and those of other dtypes, travel in
-buckets of their own. Where there are some, what iterations take longer with them alone
-is taken off, and of the thread's time only that of the method's bucket counts.
+Each method gets two factors, sums being over the tensors that it takes::
 
-Methods whose work depends on the values of gradients are left as they are: what they
-take of the thread is seen where they send as much as of the model's own (``sent``).
+    compression = (longer_s - exposed_s) / sum(compress_s)
+    coding      = thread_s / sum(encode_s + decompress_s)
+
+``longer_s``: what iterations take longer with the engine at work, the update included,
+which finds gradients where the engine has left them. ``exposed_s``: what the
+communication thread adds after backward. ``thread_s``: what that thread takes.
+
+- What methods take longer in place than on their own is much the same for all, and
+  scatters as much from turn to turn as from method to method: it is drawn together
+  (:mod:`~comm_plan.profiler.shrinkage`).
+- How costs grow with size stays as measured.
+- They are seen at one density. At others they grow by as many seconds, not by the same
+  factor, for however little is sent, the same memory is passed over; what is faster in
+  place is so by the factor.
+- Momentum correction passes over states as large as the model, whatever is compressed,
+  and spares the optimizer its own momentum, also while the engine rests. What
+  iterations take longer with it, less by how much that shortens updates, in the mean of
+  all methods, is shared out by elements.
+- Gradients that a method does not take, sparse ones and those of other dtypes, travel
+  in buckets of their own. Where there are some, what iterations take longer with them
+  alone is taken off, and of the thread's time only that of the method's bucket counts.
+- Methods whose work depends on the values of gradients are left as they are: what they
+  take of the thread is seen where they send as much as of the model's own (``sent``).
 """
 
 from __future__ import annotations
