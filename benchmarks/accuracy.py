@@ -66,6 +66,7 @@ from comm_plan.plans import (
     Plan,
     write_atomically,
 )
+from comm_plan.plans.pages import filled
 from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.transports.connect import connect
@@ -79,6 +80,7 @@ TUNING_SEED = 100  # none of SEEDS
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "planner" / "accuracy.json"
 PICTURES = ROOT / "docs" / "images"
+PAGE = ROOT / "docs" / "accuracy.md"
 
 NETWORK = Network(
     backend="gloo",
@@ -202,9 +204,19 @@ def write_tables(folder: Path) -> None:
     ]
     write_atomically(folder / "accuracy.md", "\n".join(text))
     if folder == RESULTS:
+        write_atomically(PAGE, on_page(PAGE.read_text(encoding="utf-8")))
         kept = TypeAdapter(tuple[Evidence, ...]).dump_json(evidence(folder), indent=1)
         write_atomically(EVIDENCE, kept + b"\n")
     print("\n".join(text))
+
+
+def on_page(text: str) -> str:
+    """Return the page ``text`` with the tables of the trainings of full length."""
+    for called, task in TASKS.items():
+        file = RESULTS / f"accuracy-{called}-{task.steps}.json"
+        rows = "\n".join(table(Results(file).runs))
+        text = filled(text, f"accuracy-{called}", f"{rows}\n")
+    return text
 
 
 def evidence(folder: Path) -> tuple[Evidence, ...]:

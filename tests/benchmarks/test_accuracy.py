@@ -12,7 +12,7 @@ from typer.main import get_command
 pytest.importorskip("torch")
 
 from comm_plan.benchmarks import accuracy
-from comm_plan.benchmarks.accuracy import EVIDENCE, RESULTS
+from comm_plan.benchmarks.accuracy import EVIDENCE, PAGE, RESULTS
 from comm_plan.benchmarks.accuracy_methods import TASKS, variants
 from comm_plan.benchmarks.accuracy_runs import Results, Run, measured, points, table
 from comm_plan.benchmarks.pictures import Point, best, front
@@ -135,6 +135,11 @@ def test_the_front_holds_all_that_nothing_beats(places, rising):
 def test_the_evidence_is_that_of_the_results():
     kept = TypeAdapter(tuple[Evidence, ...]).validate_json(EVIDENCE.read_bytes())
     assert kept == accuracy.evidence(RESULTS), "run: benchmarks.accuracy table"
+
+
+def test_the_page_has_the_tables_of_the_results():
+    text = PAGE.read_text(encoding="utf-8")
+    assert accuracy.on_page(text) == text, "run: benchmarks.accuracy table"
 
 
 def test_a_method_is_within_noise_if_dense_might_have_done_it():
