@@ -29,10 +29,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from comm_plan.arrays import FloatArray
+from comm_plan.arrays import SHORTEST_S, FloatArray, non_decreasing
 from comm_plan.plans.network import CollectiveCost, Segment
-
-_SHORTEST_S = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +98,7 @@ class CostCurve:
         if self.affine is not None:
             return self.affine
         sizes = np.geomspace(max(smallest, 1), max(largest, 1), 64)
-        seconds = np.maximum(self(sizes), _SHORTEST_S)
+        seconds = np.maximum(self(sizes), SHORTEST_S)
         ones, slopes = 1 / seconds, sizes / seconds
         design = np.stack([ones, slopes], axis=1)
         alpha, beta = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)[0]
@@ -131,7 +129,7 @@ def from_points(
         slope: seconds per byte above the last point; None: from the points.
     """
     x = np.asarray(sizes, dtype=np.float64)
-    y = _isotonic(np.asarray(seconds, dtype=np.float64))
+    y = non_decreasing(np.asarray(seconds, dtype=np.float64))
     if x[0] > 0:
         first = y[0] if startup_s is None else min(startup_s, y[0])
         x, y = np.concatenate([[0.0], x]), np.concatenate([[first], y])
@@ -170,21 +168,6 @@ def measured(cost: CollectiveCost) -> CostCurve:
         startup_s=segments[0].alpha_s if segments else None,
         slope=(segments[-1].beta_s_per_byte or None) if segments else None,
     )
-
-
-def _isotonic(seconds: FloatArray) -> FloatArray:
-    """Pool adjacent violators: the non-decreasing fit of the logarithms."""
-    pools: list[tuple[float, int]] = []
-    for value in np.log(np.maximum(seconds, _SHORTEST_S)):
-        mean, count = float(value), 1
-        while pools and pools[-1][0] > mean:
-            previous, weight = pools.pop()
-            mean = (previous * weight + mean * count) / (weight + count)
-            count += weight
-        pools.append((mean, count))
-    means, counts = zip(*pools, strict=True)
-    pooled = np.repeat(np.exp(np.array(means)), counts)
-    return np.where(seconds > 0, pooled, np.minimum(pooled, seconds.max()))
 
 
 def _tail_slope(x: FloatArray, y: FloatArray) -> float:

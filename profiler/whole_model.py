@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from comm_plan.arrays import non_decreasing
 from comm_plan.collectives.collective import Codings
 from comm_plan.plans import CompressionCost
 
@@ -23,7 +24,7 @@ def in_all(
     costs: Sequence[CompressionCost],
     seconds: Callable[[CompressionCost], float],
 ) -> float:
-    """Return the seconds of all tensors together, interpolated between sizes.
+    """Return the seconds of all tensors together, interpolated as the planner does.
 
     Args:
         numels: of the tensors.
@@ -31,7 +32,7 @@ def in_all(
         seconds: which of a cost's seconds.
     """
     sizes = [cost.numel for cost in costs]
-    told_s = [seconds(cost) for cost in costs]
+    told_s = non_decreasing(np.array([seconds(cost) for cost in costs]))
     return float(np.sum(np.interp(numels, sizes, told_s)))
 
 
