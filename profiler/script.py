@@ -292,7 +292,7 @@ class _Steps:
         self._watch.mark(UPDATE)
         self._ended = True
 
-    def _on_updated(self) -> None:
+    def _on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the step if its backward has been."""
         if not self._ended:
             return

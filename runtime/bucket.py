@@ -7,11 +7,12 @@ that waits for it. Nobody else touches a bucket while it is under way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.compressors import build
@@ -59,6 +60,8 @@ class BucketExchange:
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rooms: dict[int, torch.Tensor] = {}
         self._carried: dict[int, torch.Tensor] = {}
+        self._before: dict[int, dict[str, torch.Tensor]] = {}
+        self._applied: dict[int, tuple[TensorWeakRef, int]] = {}
 
     @property
     def dense_nbytes(self) -> int:
@@ -84,6 +87,8 @@ class BucketExchange:
 
     def add_zero(self, index: int) -> None:
         """Contribute zero for parameter ``index``, which got no gradient."""
+        state = self.compressor.state
+        self._before[index] = {name: of[index].clone() for name, of in state.items()}
         zero = self._filled(index, 0.0)
         self.add(index, zero, zero)
 
@@ -198,30 +203,47 @@ class BucketExchange:
             known = self._views[index] = view, shaped(view, self.parameters[index])
         return known[1]
 
-    def write_late(self, index: int) -> None:
-        """Add what was sent of parameter ``index``, which no rank used in this step.
-
-        It was left from earlier steps. Where nothing is ever left, ``.grad`` stays as
-        it is.
-        """
-        if not (RESIDUAL in self.compressor.state or index in self._carried):
+    def note_applied(self, updated: Container[nn.Parameter]) -> None:
+        """Note that an optimizer has taken the gradients of those ``updated``."""
+        if not self.compressor.state:
             return
-        parameter = self.parameters[index]
-        late = flat(torch.empty_like(parameter))
-        self.compressor.write(index, late)
-        if parameter.grad is not None:
-            parameter.grad.add_(shaped(late, parameter))
-        elif late.any():
-            parameter.grad = shaped(late, parameter)
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is not None and parameter in updated:
+                self._applied[index] = TensorWeakRef(gradient), gradient._version
+
+    def has_left(self, index: int) -> bool:
+        """Return whether ``.grad`` of parameter ``index`` is to go with this step.
+
+        An earlier backward left it there. Not where something is remembered, and it is
+        zero, or what an optimizer has applied already: sent again, a part of it would
+        wait for later.
+        """
+        gradient = self.parameters[index].grad
+        if gradient is None or not self.compressor.state:
+            return gradient is not None
+        applied, version = self._applied.get(index, (None, 0))
+        if applied is not None and applied() is gradient:
+            return bool(gradient._version != version)
+        return bool(_values(gradient).any())
 
     @property
     def has_carried(self) -> bool:
         """Whether anything that another plan has left goes with the next gradients."""
         return bool(self._carried)
 
-    def settle(self) -> None:
-        """Forget what was carried over from another plan: it has been applied."""
-        self._carried.clear()
+    def settle(self, unused: Collection[int] = ()) -> None:
+        """Forget what was carried over from another plan: it has been applied.
+
+        Args:
+            unused: parameters that no rank used; all ranks remember of them what they
+                did before, as if nothing had been sent.
+        """
+        for index in unused:
+            for quantity, before in self._before[index].items():
+                self.compressor.state[quantity][index].copy_(before)
+        self._before.clear()
+        self._carried = {i: of for i, of in self._carried.items() if i in unused}
 
     def drop_means(self) -> None:
         """Leave no parameter a gradient."""

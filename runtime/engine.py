@@ -110,9 +110,9 @@ class Engine(Joinable):
             with ``grad_scaler`` NaN, of which the scaler makes the same. ``stop``:
             raise :class:`NonFiniteError` on all ranks.
         find_unused_parameters: parameters may stay without gradient; one that no rank
-            used keeps its ``.grad`` as it is, unless a compressor still had some of it
-            left. If False, a gradient that is missing when the next step begins, or the
-            optimizer updates, is an error that names the parameter.
+            used keeps its ``.grad`` as it is, and the compressor what it remembers
+            of it. If False, a gradient that is missing when the next step begins, or
+            the optimizer updates, is an error that names the parameter.
         broadcast_buffers: buffers follow rank 0 after each step, and, but within
             ``Join``, before a training forward that follows another without a step
             between them: those of modules that have some when the engine is made.
@@ -686,9 +686,27 @@ class Engine(Joinable):
     def _on_backward(self, graph_task: int) -> bool:
         first = self._current.graph_task is None
         if first:
+            self._require_applied()
             self._current.graph_task = graph_task
             self._current.moments.backward = self._current.moments.now()
         return first
+
+    def _require_applied(self) -> None:
+        """Check that no means wait in ``.grad`` that momentum has gone into already.
+
+        A lone gradient may be the one that begins this backward.
+
+        Raises:
+            RunError: some do, and momentum would go into them again.
+        """
+        if not (self.plan.momentum_correction and self._stepped_since_update):
+            return
+        if sum(p.grad is not None for p in self.model.parameters()) > 1:
+            raise RunError(
+                "the means of the step before are still in .grad, and momentum has "
+                "gone into them: step the optimizer before the next backward, or "
+                "accumulate in engine.no_sync()"
+            )
 
     def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         if not self._current.forward_pending:  # of a part of the model, or in eval()
@@ -717,8 +735,13 @@ class Engine(Joinable):
         if pending and self._setup.find_unused_parameters:
             self._finish_step(late=True)
 
-    def _on_updated(self) -> None:
+    def _on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         self._stepped_since_update = False
+        if self._setup.find_unused_parameters:
+            groups = optimizer.param_groups
+            updated = {parameter for group in groups for parameter in group["params"]}
+            for bucket in self.buckets:
+                bucket.note_applied(updated)
 
     def _follow_scale(self) -> None:
         """Rescale residuals if the scale of the loss has changed."""

@@ -86,7 +86,7 @@ class Callbacks:
         on_forward_failed: a training forward raised.
         on_backward_lost: a gradient arrives after a backward that has failed: its end
             was awaited, and is no longer.
-        on_updated: an optimizer has updated parameters of the plan.
+        on_updated: this optimizer has updated parameters of the plan.
     """
 
     listening: Callable[[], bool]
@@ -99,7 +99,7 @@ class Callbacks:
     on_any_forward: Callable[[], None] = _ignored
     on_forward_failed: Callable[[], None] = _ignored
     on_backward_lost: Callable[[], None] = _ignored
-    on_updated: Callable[[], None] = _ignored
+    on_updated: Callable[[torch.optim.Optimizer], None] = _ignored
 
 
 def updates(
@@ -298,7 +298,7 @@ class _Hooks:
     def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell of the end of such a step."""
         if updates(optimizer, self._parameters):
-            self._callbacks.on_updated()
+            self._callbacks.on_updated(optimizer)
 
     @property
     def _expects_backward(self) -> bool:

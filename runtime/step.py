@@ -140,6 +140,7 @@ class Step:
         self._given_up = False
         self._awaited = [len(bucket.parameters) for bucket in setup.buckets]
         self._used = [[False] * awaited for awaited in self._awaited]
+        self._unused: list[list[int]] = [[] for _ in setup.buckets]  # by any rank
         self._launched: list[Pending[torch.Tensor | None]] = []
         self._last: tuple[BucketExchange, int] | None = None
         self._own_flags: torch.Tensor | None = (
@@ -316,7 +317,7 @@ class Step:
         for number, bucket in enumerate(self._setup.buckets):
             each = zip(bucket.planned.tensors, bucket.parameters, strict=True)
             for index, (name, parameter) in enumerate(each):
-                if parameter.grad is not None and not self._used[number][index]:
+                if not self._used[number][index] and bucket.has_left(index):
                     place = ParameterPlace(name, number, index)
                     self.add(place, parameter, is_left=True)
 
@@ -356,8 +357,8 @@ class Step:
 
     def settle(self) -> None:
         """Take the means as they are."""
-        for bucket in self._setup.buckets:
-            bucket.settle()
+        for bucket, unused in zip(self._setup.buckets, self._unused, strict=True):
+            bucket.settle(unused)
 
     def refuse(self, refusal: Refusal, late: bool = False) -> str:
         """Keep states as if nothing had been sent; replace the means.
@@ -456,14 +457,15 @@ class Step:
         return [0] if highest is None else highest.tolist()
 
     def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
-        """Write what only other ranks used, and what was left of what none used."""
+        """Write what only other ranks used; find out what none used."""
         parameters = zip(self._parameters(), used_by_any, strict=True)
-        for (_, bucket, index, used), by_any in parameters:
-            if by_any and not used:
+        for (_, number, index, used), by_any in parameters:
+            if not by_any:
+                self._unused[number].append(index)
+            elif not used:
+                bucket = self._setup.buckets[number]
                 bucket.make_room(index)
                 bucket.write(index)
-            elif not by_any:
-                bucket.write_late(index)
 
     def _refusal(self, flag: int) -> Refusal | None:
         """Return why some rank wants this step to be refused; None: none does."""
@@ -474,12 +476,13 @@ class Step:
             return Refusal(f"rank {flag - 1} had inf or NaN gradients")
         return None
 
-    def _parameters(self) -> Iterator[tuple[str, BucketExchange, int, bool]]:
+    def _parameters(self) -> Iterator[tuple[str, int, int, bool]]:
         """Yield, in plan order, name, bucket, index in it, and whether it was used."""
-        for bucket, used_flags in zip(self._setup.buckets, self._used, strict=True):
+        buckets = zip(self._setup.buckets, self._used, strict=True)
+        for number, (bucket, used_flags) in enumerate(buckets):
             flags = zip(bucket.planned.tensors, used_flags, strict=True)
             for index, (name, used) in enumerate(flags):
-                yield name, bucket, index, used
+                yield name, number, index, used
 
 
 def _failed(rank: int) -> Refusal:

@@ -48,6 +48,10 @@ ACTIONS = [
     "torch.autograd.grad",
     "forward only",
     "step",
+    "a step of the first alone",
+    "a step of the second alone, zeros left",
+    "steps of both in turn, each after zero_grad of all",
+    "a backward of both, a forward, steps of both in turn",
 ]
 
 
@@ -80,6 +84,10 @@ class Loop:
         for name, parameter in self.parameters.items():
             parameter.register_hook(partial(self.count, name))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.own = {
+            name: torch.optim.SGD(getattr(self.model, name).parameters(), lr=0.0)
+            for name in ("first", "second")
+        }
         self.generator = torch.Generator().manual_seed(100 + self.rank)
         self.optimizer.zero_grad()
 
@@ -117,6 +125,25 @@ class Loop:
             torch.autograd.grad(self.model(x, ("first", "second")).sum(), x)
         elif action == "forward only":
             self.loss("first", "second")
+        elif action == "a step of the first alone":
+            self.loss("first").backward()
+            self.step_of("first").zero_grad()
+        elif action == "a step of the second alone, zeros left":
+            self.loss("second").backward()
+            self.step_of("second").zero_grad(set_to_none=False)
+        elif action == "steps of both in turn, each after zero_grad of all":
+            self.step()
+            for name in self.own:
+                self.optimizer.zero_grad()
+                self.loss(name).backward()
+                self.step_of(name)
+            self.optimizer.zero_grad()
+        elif action == "a backward of both, a forward, steps of both in turn":
+            self.loss("first", "second").backward()
+            self.loss("first", "second")
+            for name in self.own:
+                self.step_of(name)
+            self.optimizer.zero_grad()
         else:
             self.step()
 
@@ -138,6 +165,14 @@ class Loop:
         for name, parameter in self.parameters.items():
             self.applied[name] += parameter.grad
         self.optimizer.zero_grad()
+
+    def step_of(self, head):
+        """Apply what there is of one head; return its optimizer."""
+        self.own[head].step()
+        for name, parameter in self.parameters.items():
+            if name.startswith(head) and parameter.grad is not None:
+                self.applied[name] += parameter.grad
+        return self.own[head]
 
     def accounts(self):
         """Return what was made, what was applied, and what is still to come."""

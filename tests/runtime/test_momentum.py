@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -75,6 +76,69 @@ def test_sending_everything_is_sgd_step_by_step(name, method):
         torch.testing.assert_close(
             parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
         )
+
+
+class Heads(torch.nn.Module):
+    """Two layers, of which a loss uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(FEATURES, 3) for _ in "ab")
+
+    def forward(self, x, head):
+        return self.heads[head](x)
+
+
+def in_turns(model, optimizer, rank=None):
+    """Train each head in every second step; ``rank`` None: by the mean of all ranks."""
+    ranks = range(RANKS) if rank is None else [rank]
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for each in ranks:
+            head = model.heads[step % 2]
+            (loss(head, each, step) / len(ranks)).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", SGD)
+def test_a_parameter_that_no_rank_uses_stays_and_keeps_its_momentum(name):
+    plain = Heads()
+    start = deepcopy(plain)
+
+    def rank(transport):
+        model = deepcopy(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = corrected(model, RANKS, *WHOLE["topk"])
+        with parallelize(
+            model, plan, transport=transport, optimizer=optimizer,
+            find_unused_parameters=True,
+        ):  # fmt: skip
+            return in_turns(model, optimizer, transport.rank)
+
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, **SGD[name])
+    expected = in_turns(plain, optimizer)
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(parameters, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_momentum_does_not_go_into_means_again():
+    model, optimizer, engine = alone(TopK(density=0.2), momentum=0.9)
+    steps(model, optimizer, 1)
+    optimizer.zero_grad()
+    loss(model, 0, 1).backward()
+    with pytest.raises(RunError, match=r"accumulate in engine.no_sync"):
+        loss(model, 0, 2).backward()
+    engine.close()
+
+
+def test_means_may_be_thrown_away_before_the_next_backward():
+    model, optimizer, engine = alone(TopK(density=0.2), momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss(model, 0, step).backward()
+    optimizer.step()
+    engine.close()
 
 
 @pytest.mark.parametrize("when", ["before the optimizer's step", "after it"])
