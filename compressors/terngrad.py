@@ -59,6 +59,8 @@ class TernGradCompressor(Compressor[TernGrad]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Keep the clipped gradient and its largest magnitude."""
+        if not gradient.numel():
+            return
         gradient = gradient.float()
         low, high = gradient.aminmax()
         scaler = torch.maximum(-low, high)

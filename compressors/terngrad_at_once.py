@@ -63,6 +63,8 @@ class TernGradAtOnce(Compressor[TernGrad]):
         """Keep the gradient, its extremes and its variance."""
         for kept, elements in self._value_parts[index]:
             kept.copy_(gradient[elements].view_as(kept))
+        if not gradient.numel():
+            return
         gradient = gradient.float()
         low, high, variance = self._known_by_slot[index]
         torch.aminmax(gradient, out=(low, high))
@@ -118,6 +120,8 @@ def parts(rows: torch.Tensor, numel: int) -> list[tuple[torch.Tensor, slice]]:
         numel: at most r c.
     """
     columns = rows.shape[1]
+    if not columns:
+        return []
     full, left = divmod(numel, columns)
     held = [(rows[:full], slice(0, full * columns))]
     if left:

@@ -14,10 +14,10 @@ all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 from typing_extensions import Unpack
 
@@ -39,10 +39,12 @@ def use_plan(
     Args:
         accelerator: one that has prepared no model yet.
         *plans: plans, or their paths; one for each model that will be trained.
-        **options: as for :class:`~comm_plan.runtime.Engine`.
+        **options: as for :class:`~comm_plan.runtime.Engine`; what is not given is as
+            ``DistributedDataParallelKwargs`` among the accelerator's handlers have it.
 
     Returns:
-        The engine of each model that was prepared; it is filled as they are.
+        The engine of each model that was prepared; it is filled as they are, and
+        emptied by ``accelerator.free_memory``, which closes them.
 
     Raises:
         DocumentError: a plan cannot be read.
@@ -55,6 +57,7 @@ def use_plan(
         check_every_step(plan, "Accelerate")
     engines: dict[nn.Module, Engine] = {}
     prepare, pause = accelerator.prepare_model, accelerator.no_sync
+    free = accelerator.free_memory
 
     def prepare_model(
         model: nn.Module,
@@ -65,6 +68,7 @@ def use_plan(
         if prepared not in engines and not evaluation_mode and trainable(prepared):
             plan = _plan_for(prepared, loaded)
             options.setdefault("grad_scaler", accelerator.scaler)
+            _as_for_ddp(options, accelerator.ddp_handler)
             engine = parallelize(prepared, plan, **options)
             engines[prepared] = engine
             accelerator.register_for_checkpointing(_Residuals(engine, accelerator))
@@ -76,8 +80,18 @@ def use_plan(
         paused = pause(model) if engine is None else engine.no_sync()
         return paused
 
+    def free_memory(*objects: object) -> Sequence[object]:
+        for engine in engines.values():
+            engine.close()
+        engines.clear()
+        kept = [o for o in accelerator._custom_objects if not isinstance(o, _Residuals)]
+        accelerator._custom_objects = kept
+        freed: Sequence[object] = free(*objects)
+        return freed
+
     accelerator.prepare_model = prepare_model
     accelerator.no_sync = no_sync
+    accelerator.free_memory = free_memory
     return engines
 
 
@@ -97,6 +111,16 @@ class _Residuals:
 
     def load_state_dict(self, state: EngineState) -> None:
         self._engine.load_state_dict(state)
+
+
+def _as_for_ddp(
+    options: EngineOptions, ddp: DistributedDataParallelKwargs | None
+) -> None:
+    """Add to ``options`` what DDP was to be told, where nothing else is given."""
+    if ddp is not None:
+        options.setdefault("find_unused_parameters", ddp.find_unused_parameters)
+        options.setdefault("broadcast_buffers", ddp.broadcast_buffers)
+        options.setdefault("gradient_as_bucket_view", ddp.gradient_as_bucket_view)
 
 
 def _plan_for(model: nn.Module, plans: list[Plan]) -> Plan:

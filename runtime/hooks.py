@@ -37,7 +37,7 @@ import weakref
 from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -135,23 +135,23 @@ def attach(
     attached.callback(accumulators.clear)
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
-            _OnGradient(weakref.ref(hooks), place)
+            _uncompiled(_OnGradient)(weakref.ref(hooks), place)
         )
         attached.callback(handle.remove)
     on_optimizers = (
         register_optimizer_step_pre_hook(
-            partial(_on_any_optimizer, weakref.ref(hooks), _Hooks.on_optimizer)
+            _uncompiled(_OnOptimizer)(weakref.ref(hooks), _Hooks.on_optimizer)
         ),
         register_optimizer_step_post_hook(
-            partial(_on_any_optimizer, weakref.ref(hooks), _Hooks.on_updated)
+            _uncompiled(_OnOptimizer)(weakref.ref(hooks), _Hooks.on_updated)
         ),
     )
     for handle in on_optimizers:
         weakref.finalize(hooks, handle.remove)
     for handle in (
-        model.register_forward_pre_hook(_copyable(hooks.on_forward)),
-        model.register_forward_hook(_copyable(hooks.on_output)),
-        model.register_forward_hook(_copyable(hooks.on_forward_end), always_call=True),
+        model.register_forward_pre_hook(copyable(hooks.on_forward)),
+        model.register_forward_hook(copyable(hooks.on_output)),
+        model.register_forward_hook(copyable(hooks.on_forward_end), always_call=True),
         *on_optimizers,
     ):
         attached.callback(handle.remove)
@@ -192,21 +192,27 @@ class _OnGradient(_NotCopied):
             hooks.on_gradient(self._place, parameter)
 
 
-@cache
-def _uncompiled() -> type[_Copyable]:
-    """Return the kind of hook that ``torch.compile`` does not look into."""
-
-    class Uncompiled(_Copyable):
-        __call__ = torch.compiler.disable(_Copyable.__call__)
-
-    return Uncompiled
+_UNCOMPILED: dict[type[Any], type[Any]] = {}
 
 
-def _copyable(hook: Callable[..., None]) -> _Copyable:
-    """Return ``hook`` for a model, which may have been compiled before."""
+def _uncompiled(kind: type[Any]) -> type[Any]:
+    """Return ``kind`` with a call that ``torch.compile`` does not look into.
+
+    For a model, or a step, that may have been compiled before.
+    """
     # Asking torch.compiler for it would load the compiler, which takes a second.
-    kind = _uncompiled() if "torch._dynamo" in sys.modules else _Copyable
-    return kind(hook)
+    if "torch._dynamo" not in sys.modules:
+        return kind
+    if kind not in _UNCOMPILED:
+        call = torch.compiler.disable(kind.__call__)
+        _UNCOMPILED[kind] = type(kind.__name__, (kind,), {"__call__": call})
+    return _UNCOMPILED[kind]
+
+
+def copyable(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return ``hook`` for a model whose copies are to have none."""
+    hidden: Callable[..., None] = _uncompiled(_Copyable)(hook)
+    return hidden
 
 
 class _NoHook:
@@ -258,7 +264,7 @@ class _Hooks:
             return
         for tensor in tensors_in(output):
             if not tensor.is_leaf:  # a hook on a leaf would stay there
-                tensor.register_hook(_copyable(self.on_output_gradient))
+                tensor.register_hook(copyable(self.on_output_gradient))
 
     def on_forward_end(self, model: nn.Module, inputs: object, output: object) -> None:
         """Tell of a forward that raised, after which ``on_output`` was not called."""
@@ -325,7 +331,7 @@ class _Hooks:
             self._awaited = None
             self._callbacks.on_backward_lost()
         if self._callbacks.on_backward(torch._C._current_graph_task_id()):
-            end = _End(self._on_backward_end)
+            end = _uncompiled(_End)(self._on_backward_end)
             self._awaited = weakref.ref(end)
             Variable._execution_engine.queue_callback(end)
 
@@ -344,14 +350,20 @@ class _End:
         self._call()
 
 
-def _on_any_optimizer(
-    weak_hooks: weakref.ref[_Hooks],
-    hook: Callable[[_Hooks, torch.optim.Optimizer], None],
-    optimizer: torch.optim.Optimizer,
-    arguments: object,
-    keywords: object,
-) -> None:
-    """Pass on a step unless the hooks' model is gone."""
-    hooks = weak_hooks()
-    if hooks is not None:
-        hook(hooks, optimizer)
+class _OnOptimizer:
+    """The hook of all optimizers, unless the hooks' model is gone."""
+
+    def __init__(
+        self,
+        hooks: weakref.ref[_Hooks],
+        hook: Callable[[_Hooks, torch.optim.Optimizer], None],
+    ) -> None:
+        self._hooks = hooks
+        self._hook = hook
+
+    def __call__(
+        self, optimizer: torch.optim.Optimizer, arguments: object, keywords: object
+    ) -> None:
+        hooks = self._hooks()
+        if hooks is not None:
+            self._hook(hooks, optimizer)

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from comm_plan.errors import MismatchError
+from comm_plan.runtime.hooks import copyable
 from comm_plan.runtime.second_moments import vectorised
 from comm_plan.runtime.second_moments.batch import batch_size
 from comm_plan.runtime.second_moments.closed_forms import closed_forms
@@ -96,15 +97,15 @@ class ExactSecondMoments:
         self._batch_size: int | None = None
         self._replaying = False
         before_forward = model.register_forward_pre_hook(
-            partial(self._call, self._on_batch), with_kwargs=True
+            copyable(partial(self._call, self._on_batch)), with_kwargs=True
         )
         self._handles = [before_forward]
         for layer in layers:
-            hook = partial(self._call, self._on_forward, layer)
+            hook = copyable(partial(self._call, self._on_forward, layer))
             self._handles.append(layer.module.register_forward_hook(hook))
         for parameter in wanted:
-            handle = parameter.register_post_accumulate_grad_hook(self._seen.discard)
-            self._handles.append(handle)
+            seen = copyable(self._seen.discard)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(seen))
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
         """Hand over the second moments of the backward passes since the last call.

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import MismatchError
+from comm_plan.runtime.hooks import copyable
 from comm_plan.runtime.second_moments.batch import batch_size
 
 
@@ -71,11 +72,14 @@ class MicroBatchSecondMoments:
         self._accumulated = {parameter: _Accumulated() for parameter in trained}
         self._samples = 0
         before_forward = model.register_forward_pre_hook(
-            self._on_micro_batch, with_kwargs=True
+            copyable(self._on_micro_batch), with_kwargs=True
         )
         self._handles = [
             before_forward,
-            *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in trained),
+            *(
+                p.register_post_accumulate_grad_hook(copyable(self._on_gradient))
+                for p in trained
+            ),
         ]
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:

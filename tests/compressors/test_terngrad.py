@@ -214,3 +214,16 @@ def test_half_precision_gradients_are_taken(dtype):
     gradients = [[torch.full((n,), 2.0, dtype=dtype) for n in NUMELS]]
     means, _ = exchange([terngrad()], gradients)
     assert all(torch.equal(m, g) for m, g in zip(means, gradients[0], strict=True))
+
+
+def test_a_tensor_without_elements_sends_none():
+    gradients = [torch.tensor([1.0, -2.0]), torch.empty(0)]
+    compressor = terngrad(numels=(2, 0))
+    for index, gradient in enumerate(gradients):
+        compressor.add(index, gradient)
+    compressor.agree(LocalTransport())
+    compressor.decode([compressor.encode()])
+    for index, gradient in enumerate(gradients):
+        mean = torch.full_like(gradient, torch.nan)
+        compressor.write(index, mean)
+        assert mean.isfinite().all()

@@ -158,3 +158,35 @@ def test_a_compiled_backward_is_refused_by_name():
         pytest.raises(RunError, match="backward is compiled"),
     ):
         step(torch.randn(4, FEATURES))
+
+
+@pytest.mark.filterwarnings("default")  # of the compiler itself
+def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook():
+    """Threads share what its guards would hold on to."""
+    from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+
+    reached = []
+    for compiled in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        plan = plan_for(model, 1)
+        with comm_plan.parallelize(model, plan, transport=LocalTransport()):
+            clear_compilation_metrics()
+            run = torch.compile(step, backend="eager") if compiled else step
+            for seed in range(3):
+                run(
+                    torch.randn(
+                        4, FEATURES, generator=torch.Generator().manual_seed(seed)
+                    )
+                )
+        reached.append(list(model.parameters()))
+    torch.testing.assert_close(*reached)
+    files = {str(metrics.co_filename) for metrics in get_compilation_metrics()}
+    assert files
+    assert not [name for name in files if "/runtime/" in name and "tests" not in name]

@@ -1,6 +1,7 @@
 """Claims about per-sample second moments, against a loop over samples."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -543,3 +544,16 @@ def test_inputs_may_be_nested():
     output.mean().backward()
     expected = torch.tensor([[0.0, 1.0, 0.0, 0.0, 2.0]]) * (2 / 3) ** 2
     torch.testing.assert_close(moments.of(model.fc.weight), expected)
+
+
+@pytest.mark.parametrize(
+    "hooked", [ExactSecondMoments, lambda model: MicroBatchSecondMoments(model, 2)]
+)
+def test_a_copy_of_the_model_is_an_ordinary_one(hooked):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    moments = hooked(model)
+    model(torch.randn(6, 4)).sum().backward()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied(torch.randn(2, 5, 4)).sum().backward()
+        copied[0](torch.randn(4)).sum().backward()
+    moments.remove()

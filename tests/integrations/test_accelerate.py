@@ -1,0 +1,59 @@
+"""What a plan takes over of Accelerate, and gives back."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from comm_plan.plans import TopK
+from comm_plan.tests.runtime.trainings import net, plan_for
+
+# Those of other people's libraries.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def prepared():
+    """Return a function that prepares a model for one rank by a plan, and how."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
+
+    from comm_plan.integrations.accelerate import use_plan
+
+    def prepare(ddp=None, **options):
+        handlers = [] if ddp is None else [DistributedDataParallelKwargs(**ddp)]
+        accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
+        model = net()
+        plan = plan_for(model, 1, TopK(density=0.2), "allgather")
+        engines = use_plan(accelerator, plan, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        return accelerator, engines, model, optimizer
+
+    yield prepare
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize(
+    ("ddp", "options", "unused"),
+    [
+        (None, {}, False),
+        ({"find_unused_parameters": True}, {}, True),
+        ({"find_unused_parameters": True}, {"find_unused_parameters": False}, False),
+    ],
+)
+def test_the_engine_is_told_what_ddp_was_to_be_told(prepared, ddp, options, unused):
+    _, engines, _, _ = prepared(ddp, **options)
+    (engine,) = engines.values()
+    assert engine._setup.find_unused_parameters is unused
+
+
+def test_memory_that_is_freed_holds_no_engine(prepared):
+    accelerator, engines, model, optimizer = prepared()
+    gone = weakref.ref(model)
+    model, optimizer = accelerator.free_memory(model, optimizer)
+    assert not engines
+    assert not accelerator._custom_objects
+    gc.collect()
+    assert gone() is None
