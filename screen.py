@@ -50,7 +50,7 @@ def explain(error: BaseException) -> None:
         traceback.print_exception(error)
     text = one_line(str(error))
     if not isinstance(error, CommPlanError):
-        text = f"{type(error).__name__}: {text} (--debug shows where)"
+        text = f"{type(error).__name__}: {text} (comm-plan --debug VERB: where)"
     who = f"rank {here.rank}: " if here.world_size > 1 else ""
     # In one piece, for other ranks may print too.
     sys.stderr.write(f"comm-plan: error: {who}{text}\n")

@@ -59,8 +59,8 @@ def compare(
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
         check_writable(output)
-    link = launching.link_of(ranks)
-    chosen = [plan_for_these(plan, None, link) for plan in plans]
+    link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
+    chosen = [plan_for_these(plan, None, link, backend) for plan in plans]
     model = load_workload(workload, changes, optimizer, training.seed)
     with (
         launching.connected(ranks) as transport,

@@ -70,8 +70,12 @@ WORKLOAD = typer.Argument(
     f"built-in one: {', '.join(WORKLOADS)}.",
 )
 WorkloadArgument = Annotated[str, WORKLOAD]
-ProfileArgument = Annotated[Path, typer.Argument(metavar="PROFILE")]
-NetworkArgument = Annotated[Path, typer.Argument(metavar="NETWORK")]
+ProfileArgument = Annotated[
+    Path, typer.Argument(metavar="PROFILE", help="What comm-plan profile wrote.")
+]
+NetworkArgument = Annotated[
+    Path, typer.Argument(metavar="NETWORK", help="What benchmark-network wrote.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]
 WorldSize = Annotated[
     int | None,
@@ -137,7 +141,9 @@ Tolerance = Annotated[
     float,
     typer.Option(
         min=0,
-        help="How much slower than the fastest a plan may be to send or compress less.",
+        max=1,
+        help="How much slower than the fastest, as a share (0.01 is 1 %), a plan may "
+        "be to send or compress less.",
     ),
 ]
 MinGain = Annotated[

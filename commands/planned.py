@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def plan_for_these(
-    path: Path, elastic: tuple[Path, Path] | None, link: EmulatedLink | None
+    path: Path,
+    elastic: tuple[Path, Path] | None,
+    link: EmulatedLink | None,
+    backend: str | None,
 ) -> Plan:
     """Return the plan, solved again if it may be and is for another number of ranks.
 
@@ -32,11 +35,15 @@ def plan_for_these(
         )
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
         plan = replan(plan, *documents, here.world_size)
+    if plan.backend != backend:
+        said.append(f"{path} is for {plan.backend}, this run is on {backend}")
     if plan.emulated_link != link:
         said.append(
             f"{path} is for {link_text(plan.emulated_link)}, this run is on "
             f"{link_text(link)}"
         )
+    if said:
+        said.append("what it predicts is for what it is for")
     for line in said if here.rank == 0 else ():
         screen.say(line)
     return plan

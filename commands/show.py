@@ -16,7 +16,8 @@ def show(
     documents: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Of any kind; several run records side by side."
+            metavar="FILE...",
+            help="Of any kind, or a folder of tune; several run records side by side.",
         ),
     ],
     target: Annotated[
@@ -26,9 +27,11 @@ def show(
 ) -> None:
     """Say what a profile, network, plan, run record or tuning holds."""
     from comm_plan.plans import RunRecord, load_document
+    from comm_plan.plans.tuning import TUNING_FILE
     from comm_plan.report.comparison import comparison
     from comm_plan.report.tables import tables
 
+    documents = [path / TUNING_FILE if path.is_dir() else path for path in documents]
     found = {path: load_document(path) for path in documents}
     runs = {path: of for path, of in found.items() if isinstance(of, RunRecord)}
     if target is not None and len(runs) < 2:

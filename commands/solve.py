@@ -38,7 +38,9 @@ def solve(
     context: typer.Context,
     profile: ProfileArgument,
     network: NetworkArgument,
-    output: Annotated[Path, typer.Option("-o", "--output")] = Path("plan.json"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File for the plan.")
+    ] = Path("plan.json"),
     solver: Annotated[
         SolverName,
         typer.Option(help="lags, slgs and auto choose compression; others send dense."),

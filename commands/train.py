@@ -113,7 +113,9 @@ def train(
     if checkpoint_every and checkpoint is None:
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
     check_writable(output)
-    chosen = plan_for_these(plan, elastic, launching.link_of(ranks))
+    chosen = plan_for_these(
+        plan, elastic, launching.link_of(ranks), arguments.value(ranks.backend)
+    )
     model = load_workload(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
     total = training.steps if training.epochs is None else None

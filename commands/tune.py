@@ -27,6 +27,7 @@ from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
 from comm_plan.planner.solvers import TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
+from comm_plan.plans.tuning import TUNING_FILE
 from comm_plan.tuner.defaults import BUDGET_S, SEEDS
 
 
@@ -121,4 +122,4 @@ def tune(
             ),
             save=lambda best: best.save(folder),
         )
-    finish(tuned.tuning, folder / "tuning.json", json)
+    finish(tuned.tuning, folder / TUNING_FILE, json)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from comm_plan import units
 from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
@@ -23,6 +24,9 @@ from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Bucket, Inputs, Plan, PlannedModel, Predicted
 from comm_plan.plans.profile import Profile, TensorTiming
 from comm_plan.plans.timing import BucketTiming, Timing
+
+FASTER_BY_CHANCE = 0.2
+"""A network may be measured to be faster than its link by so much, not by more."""
 
 
 def make_problem(
@@ -182,11 +186,20 @@ def dense_lower_bound_s(problem: Problem) -> float:
     as its all-reduce is taken to be among other ranks: of the closed forms that carry
     it there, those of trees and recursive doubling do not keep the bus bandwidth.
     """
-    link, ranks = problem.settings.link_bytes_per_s, problem.world_size
+    link, ranks, prices = (
+        problem.settings.link_bytes_per_s,
+        problem.world_size,
+        problem.prices,
+    )
+    measured = best_bus_bandwidth(prices.network)
     if link is None:
-        prices = problem.prices
         carried = bus_rate("allreduce", prices.curve("allreduce"), ranks)
-        link = max(best_bus_bandwidth(prices.network), carried)
+        link = max(measured, carried)
+    elif link < (1 - FASTER_BY_CHANCE) * measured:
+        raise InputError(
+            f"a link of {units.bits_per_s(8 * link)} cannot carry what was measured, "
+            f"{units.bits_per_s(8 * measured)}: give its own speed, or none"
+        )
     compute = Compute.of(problem.given, ranks)
     nbytes = np.array([_nbytes(tensor, ranks) for tensor in problem.given.tensors])
     return lower_bound_s(compute, nbytes, ranks, link)

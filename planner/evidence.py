@@ -97,12 +97,11 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
         return 1.0
     if accuracy == "loss":
         return max_ratio
-    every = {task.name for found in measured() for task in found.tasks}
     plain = [found for found in _known(method) if not found.remedies]
     within = (
         found.ratio
         for found in takewhile(lambda found: found.within_noise, plain)
-        if every == {task.name for task in found.tasks}
+        if _tasks() == {task.name for task in found.tasks}
     )
     return min(max_ratio, max(within, default=1.0))
 
@@ -172,6 +171,11 @@ def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) ->
     return f"{method}: its accuracy was not measured"
 
 
+def _tasks() -> set[str]:
+    """Return every task that there is evidence of."""
+    return {task.name for found in measured() for task in found.tasks}
+
+
 def _known(method: str) -> list[Evidence]:
     """Return the evidence of ``method``, the gentlest and the worst first."""
     known = [found for found in measured() if found.method == method]
@@ -179,7 +183,11 @@ def _known(method: str) -> list[Evidence]:
 
 
 def _verdict(evidence: Evidence) -> str:
-    verdict = "within noise" if evidence.within_noise else "loses accuracy"
+    worse = [task.name for task in evidence.tasks if not task.within_noise]
+    untried = sorted(_tasks() - {task.name for task in evidence.tasks})
+    verdict = f"beyond noise on {' and '.join(worse)}" if worse else "within noise"
+    if untried:
+        verdict += f", not tried on {' and '.join(untried)}"
     remedies = evidence.remedies and f", with {evidence.remedies}"
     return f"{_times(evidence.ratio)}{remedies}: {_told(evidence)}; {verdict}"
 

@@ -35,8 +35,8 @@ def remarks(
     yield from _beyond_samples(problem, solution)
     if error_s is not None:
         yield (
-            f"predictions are within about {units.seconds(error_s)} by how far the "
-            "measurements scatter, much the same for all plans; tune tries them"
+            f"measurements scatter by {units.seconds(error_s)} (one standard "
+            "deviation); what the model leaves out comes on top: tune tries plans"
         )
     yield from evidence.of_local_steps(problem.settings.round_steps)
     corrected = problem.settings.momentum_correction

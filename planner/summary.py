@@ -20,6 +20,7 @@ from comm_plan.planner.solvers import (
     SOLVERS,
     find_solver,
 )
+from comm_plan.plans.compression import Dense
 from comm_plan.plans.plan import TODAY, WORTHWHILE, Plan
 
 WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
@@ -122,7 +123,11 @@ class Summary:
             and row.exposed_s > WORTHWHILE * row.iteration_s
             for row in self.rows
         )
-        if abstains and gain > WORTHWHILE:
+        if not abstains:
+            return text
+        if self.problem.prices.profile.compression.keys() <= {Dense().kind}:
+            return f"{text}; {CHOOSING} had no choice: the profile costs no compressor"
+        if gain > max(WORTHWHILE, self.problem.settings.tolerance):
             least = units.percent(gain)
             text += f"; {CHOOSING} compresses where that gains {least} or more"
         return text
@@ -275,10 +280,10 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
     """
     dense = {row.solver: row for row in rows if row.forced is None}
     today, merged = dense[TODAY], dense[MERGED]
-    planned = min(
-        (row for row in rows if row is merged or row.largest_ratio > 1 or row.is_local),
-        key=lambda row: row.iteration_s,
-    )
+    lossy = [row for row in rows if row.largest_ratio > 1 or row.is_local]
+    if any(row.solver == CHOOSING for row in rows):  # the others keep to no accuracy
+        lossy = [row for row in lossy if row.solver == CHOOSING or row.is_local]
+    planned = min([merged, *lossy], key=lambda row: row.iteration_s)
     gain = _gain(merged.iteration_s, today.iteration_s)
     most = _gain(planned.iteration_s, today.iteration_s)
     if most <= WORTHWHILE and today.exposed_s <= WORTHWHILE * today.iteration_s:
@@ -291,12 +296,16 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
     if most <= WORTHWHILE:
         best = "no plan is" if most <= 0 else f"the best plan is {units.percent(most)}"
         text = (
-            f"nothing to gain: {best} faster than {instead_of}, and no dense plan "
-            f"beats {units.seconds(lower_bound_s)}"
+            f"{best} faster than {instead_of}, and no dense plan beats "
+            f"{units.seconds(lower_bound_s)}"
         )
-        if all(row.forced is None and SOLVERS[row.solver].is_baseline for row in rows):
-            text += "; compression was not tried: solver auto chooses it"
-        return text
+        if any(row.forced or not SOLVERS[row.solver].is_baseline for row in rows):
+            return f"nothing to gain: {text}"
+        left = units.percent(today.exposed_s / today.iteration_s)
+        return (
+            f"merging gains nothing: {text}; {left} of the iteration is exposed, which "
+            f"compression may save: try --solver {CHOOSING}"
+        )
     if gain > max(WORTHWHILE, most - WORTHWHILE):
         return f"merge only: {_less(gain, instead_of)}, exactly dense"
     how = "compress" if planned.largest_ratio > 1 else "meet less often"

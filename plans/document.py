@@ -216,7 +216,7 @@ def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) 
     if stated != schema:
         raise DocumentError(
             f"{source}: schema is {one_line(repr(stated), LONGEST_VALUE)}, "
-            f'"{schema}" is needed'
+            f"{schema!r} is wanted here: are the files in the order that --help gives?"
         )
     if raw.get("version") != version:
         raise DocumentError(

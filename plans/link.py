@@ -21,7 +21,7 @@ _FORM = re.compile(
 
 def link_text(link: EmulatedLink | None) -> str:
     """Return what messages call a link, also one that is not emulated."""
-    return str(link or "a real network")
+    return str(link or "no emulated link")
 
 
 class EmulatedLink(Value):

@@ -20,6 +20,9 @@ from comm_plan.plans.document import (
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.plan import PlannedModel
 
+TUNING_FILE = "tuning.json"
+"""What the evidence is called in the folder of a tuning."""
+
 Objective = Literal["time", "loss"]
 
 LARGEST_LOSS = 1e300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -68,14 +69,13 @@ def comparison(
         how: they were measured.
     """
     first, base = records[0][0], records[0][1].iteration.median_s
-    fastest = min((r for _, r in records), key=lambda r: r.iteration.median_s)
     evaluated = next((e for _, r in records for e in r.evaluations), None)
     metric = None if evaluated is None else evaluated.metric
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title=how,
-        caption=f"speed: over {first}; sent: by a rank in a step{_drift(fastest)}",
+        caption=f"speed: over {first}; sent: by a rank in a step{_drift(records)}",
     )
     table.add_column("run", no_wrap=True)
     names = ["predicted", "measured", "off", "speed", "sent"]
@@ -91,19 +91,29 @@ def comparison(
     return table
 
 
-def _drift(fastest: RunRecord) -> str:
-    """Return what must be known if the machine is slower or faster than it was.
+def _drift(records: Sequence[tuple[str, RunRecord]]) -> str:
+    """Return what must be known where computation was slower or faster than predicted.
 
-    Of the run that waits the least: after a long wait computation is slow anyway.
+    Only if it was so in all runs that have a prediction it is the machine that is.
     """
-    off = computation_off(fastest)
-    if off is None or abs(off) < DRIFT:
+    offs = {name: computation_off(record) for name, record in records}
+    known = {name: off for name, off in offs.items() if off is not None}
+    large = {name: off for name, off in known.items() if abs(off) >= DRIFT}
+    if not large:
         return ""
-    than, now = ("more", "slower") if off > 0 else ("less", "faster")
+    if large.keys() < known.keys() or len({off > 0 for off in large.values()}) > 1:
+        told = (f"{_more_or_less(off)} in {name}" for name, off in large.items())
+        return f"\ncomputation took {', '.join(told)} than predicted"
+    off = statistics.median(large.values())
+    now = "slower" if off > 0 else "faster"
     return (
-        f"\ncomputation took {units.percent(abs(off))} {than} than predicted: the "
-        f"machine is {now} than when it was measured"
+        f"\ncomputation took {_more_or_less(off)} than predicted: the machine is {now} "
+        "than when it was measured"
     )
+
+
+def _more_or_less(off: float) -> str:
+    return f"{units.percent(abs(off))} {'more' if off > 0 else 'less'}"
 
 
 def _quality(

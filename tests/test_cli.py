@@ -591,7 +591,7 @@ def test_compare_says_that_a_plan_is_for_another_link(here, command):
     run = command("compare", REPLAYED, "plan.json", "--steps", 2)
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stderr.split())
-    assert f"plan.json is for {link}, this run is on a real network" in said
+    assert f"plan.json is for {link}, this run is on no emulated link" in said
 
 
 def test_compare_says_that_no_run_has_a_metric_to_get_to_a_target(here, command):

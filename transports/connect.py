@@ -186,6 +186,7 @@ def _cuda_index(here: Place, *, is_shared: bool) -> int:
     if here.local_rank >= visible:
         raise InputError(
             f"local rank {here.local_rank} needs a CUDA device of its own, {visible} "
-            "are visible: start fewer ranks per host or take the backend gloo"
+            "are visible: start fewer ranks per host, let them share by the backend "
+            "gloo, or take --device cpu"
         )
     return here.local_rank

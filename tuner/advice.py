@@ -152,7 +152,7 @@ def _use(winner: Trial, trials: Sequence[Trial], what: str) -> str:
     if _is_alone(trials):
         return "keep DDP's buckets: nothing else was measured"
     least = units.percent(INDIFFERENT)
-    return f"keep DDP's buckets: no {what} is faster by {least}"
+    return f"keep DDP's buckets: no {what} is {least} faster or more"
 
 
 def _merged(dense: Trial, trials: Sequence[Trial]) -> str:

@@ -274,8 +274,8 @@ class Session:
             best = min(eligible, key=lambda trial: trial.predicted_s)
             which = "best" if by_time else "best of the dense plans"
             return best.name, (
-                f"--budget ended before any trial, nothing was measured: {best.name} "
-                f"is predicted {which}"
+                f"--budget {self._options.budget_s:g} leaves no time for a trial, "
+                f"nothing was measured: give more; {best.name} is predicted {which}"
             )
         if by_time:
             winner = advice.fastest(trials)

@@ -13,6 +13,7 @@ from comm_plan.planner import BASELINES, Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Tuning
+from comm_plan.plans.tuning import TUNING_FILE
 
 SETTING = ("backend", "emulated_link")
 """What plans and networks say of the ranks' transport."""
@@ -83,7 +84,7 @@ class Tuned:
         for name, plan in self.plans.items():
             plan.save(folder / file_of(name))
         self.plan.save(folder / "plan.json")
-        self.tuning.save(folder / "tuning.json")
+        self.tuning.save(folder / TUNING_FILE)
 
 
 def file_of(name: str) -> str:
@@ -102,7 +103,7 @@ def _remove_earlier_plans(folder: Path, kept: Collection[str]) -> None:
         OutputError: a file cannot be removed.
     """
     try:
-        earlier = Tuning.load(folder / "tuning.json")
+        earlier = Tuning.load(folder / TUNING_FILE)
     except DocumentError:
         return
     tried = {trial.plan for trial in earlier.trials}

@@ -147,8 +147,10 @@ def _function(name: str, module: ModuleType, function: str) -> Callable[..., Any
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-    choice = get_close_matches(function, own, n=3, cutoff=0.0)
-    remedy = f"it has {', '.join(choice)}" if choice else "it defines no function"
+    near = get_close_matches(function, own, n=3, cutoff=0.0)
+    remedy = f"it has {', '.join(near)}" if near else "it defines no function"
+    if len(own) > len(near):
+        remedy += f" and {len(own) - len(near)} more"
     raise WorkloadError(f"workload {name}: there is no function {function!r}: {remedy}")
 
 

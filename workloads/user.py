@@ -100,6 +100,8 @@ def _batches(name: str, data: Any) -> tuple[Batches, int]:
         return _dealt(data), _samples(data[0])
     if callable(data):
         return data, _samples(first_batch(name, data))
+    if isinstance(data, Sequence):
+        raise WorkloadError(f"workload {name} returned no batches: its data is empty")
     raise WorkloadError(
         f"workload {name} returned {kind(data)} as its data: it must be a DataLoader, "
         "a list of batches, or a function of rank, world_size, epoch and seed"

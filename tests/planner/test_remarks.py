@@ -79,7 +79,7 @@ def test_of_an_embedding_the_rows_of_all_ranks_are_sent(rows, expected):
 def test_how_far_the_measurements_scatter_is_told():
     spread = Spread(p05_s=0.9, p95_s=1.1)
     text = said(forward_spread=spread, backward_spread=spread)
-    assert "predictions are within about" in text
+    assert "measurements scatter by" in text
 
 
 def of_strom(density=None, **options):

@@ -469,7 +469,7 @@ def test_plans_are_for_the_link_that_they_were_tried_on(instant, tmp_path, caplo
     for document in (*plans, costs, tuning):
         assert (document.backend, document.emulated_link) == ("thread", link)
     assert caplog.messages == [
-        "the network is that of 2 ranks on a real network by gloo; these are "
+        "the network is that of 2 ranks on no emulated link by gloo; these are "
         f"2 ranks on {link} by thread"
     ]
 
