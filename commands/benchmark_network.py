@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comm_plan import screen
+from comm_plan import screen, units
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.commands import arguments, launching
 from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 def benchmark_network(
     *,
     context: typer.Context,
-    output: Annotated[Path, typer.Option("-o", "--output")] = Path("network.json"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File for the network.")
+    ] = Path("network.json"),
     ranks: Ranks,
     collectives: Annotated[
         str | None, typer.Option(help="Comma-separated. Default: all.")
     ] = None,
     max_nbytes: Annotated[
-        int, typer.Option("--max-bytes", min=4, help="Largest message.")
-    ] = 64 * 1024 * 1024,
+        int | None,
+        typer.Option(
+            "--max-bytes",
+            min=4,
+            help="Largest message, whatever it takes. Default: up to 64 MiB, as "
+            "--budget allows once the bandwidth shows.",
+        ),
+    ] = None,
     budget_s: Annotated[
         float,
         typer.Option(
@@ -69,15 +77,33 @@ def benchmark_network(
 
 
 def _sweep(
-    transport: Transport, collectives: str | None, max_nbytes: int, budget_s: float
+    transport: Transport,
+    collectives: str | None,
+    max_nbytes: int | None,
+    budget_s: float,
 ) -> Network:
-    from comm_plan.commbench.sweep import geometric_sizes, measure
+    from comm_plan.commbench.probe import probe, reached
+    from comm_plan.commbench.sweep import LARGEST_NBYTES, geometric_sizes, measure
 
+    names = tuple(arguments.names(collectives) or COLLECTIVES)
+    sizes = geometric_sizes(largest=max_nbytes or LARGEST_NBYTES)
+    if (
+        max_nbytes is None
+        and transport.world_size > 1
+        and COLLECTIVES.keys() >= {*names}
+    ):
+        last = reached(probe(transport, sizes, budget_s, names), budget_s).nbytes
+        if last < sizes[-1] and transport.rank == 0:
+            screen.say(
+                f"messages up to {units.nbytes(last)}: longer ones would take more "
+                "than --budget; --max-bytes measures them"
+            )
+        sizes = tuple(nbytes for nbytes in sizes if nbytes <= last)
     with screen.progress() as progress:
         return measure(
             transport,
-            collectives=arguments.names(collectives) or tuple(COLLECTIVES),
-            sizes=geometric_sizes(largest=max_nbytes),
+            collectives=names,
+            sizes=sizes,
             budget_s=budget_s,
             progress=progress,
         )

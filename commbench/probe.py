@@ -38,7 +38,10 @@ class Probed:
 
 
 def probe(
-    transport: Transport, sizes: Sequence[int], budget_s: float
+    transport: Transport,
+    sizes: Sequence[int],
+    budget_s: float,
+    collectives: Sequence[str] = tuple(COLLECTIVES),
 ) -> tuple[Probed, ...]:
     """Return what sweeps up to each size take, equal on all ranks.
 
@@ -49,14 +52,19 @@ def probe(
         sizes: in bytes, the smallest first.
         budget_s: the sizes end with the first that tells the bandwidth and that a sweep
             of so many seconds does not reach.
+        collectives: what the sweep is of; all-reduce is probed in any case.
     """
     probed: list[Probed] = []
     shortest_s = math.inf
     total_s = summing_s = 0.0
     for nbytes in sizes:
-        each_s = {name: seconds(transport, name, nbytes) for name in COLLECTIVES}
+        names = {*collectives, "allreduce"}
+        each_s = {name: seconds(transport, name, nbytes) for name in sorted(names)}
         shortest_s = min(shortest_s, each_s["allreduce"])
-        total_s += sum(sweep.fewest_calls(nbytes, s) * s for s in each_s.values())
+        total_s += sum(
+            sweep.fewest_calls(nbytes, each_s[name]) * each_s[name]
+            for name in collectives
+        )
         if summing.is_fitting(nbytes, each_s["allreduce"]):
             summing_s = summing.CALLS * each_s["allreduce"]
         telling = each_s["allreduce"] >= TELLING * shortest_s
@@ -64,6 +72,18 @@ def probe(
         if telling and probed[-1].sweep_s > budget_s:
             break
     return tuple(probed)
+
+
+def reached(probed: Sequence[Probed], budget_s: float) -> Probed:
+    """Return up to which size to measure: as far as there is time, and bandwidth shows.
+
+    Args:
+        probed: the sizes, the smallest first.
+        budget_s: how long a sweep may take if bandwidth shows by then.
+    """
+    enough = next((each for each in probed if each.telling), probed[-1])
+    fitting = [each for each in probed if each.sweep_s <= budget_s]
+    return max([enough, *fitting], key=lambda each: each.nbytes)
 
 
 def seconds(transport: Transport, collective: str, nbytes: int) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from comm_plan.commbench import sweep
-from comm_plan.commbench.probe import Probed, probe
+from comm_plan.commbench.probe import probe, reached
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
 from comm_plan.profiler import measure
@@ -90,28 +90,16 @@ def swept(
     largest = min(sweep.LARGEST_NBYTES, max(2**16, largest_nbytes))
     sizes = sweep.geometric_sizes(largest=largest, factor=4)
     share_s = NETWORK_SHARE * budget_s
-    reached = _reached(probe(transport, sizes, share_s), share_s)
-    if reached.sweep_s > NETWORK_LIMIT * budget_s:
+    last = reached(probe(transport, sizes, share_s), share_s)
+    if last.sweep_s > NETWORK_LIMIT * budget_s:
         raise InputError(
             f"--budget {budget_s:g}: to benchmark the network takes about "
-            f"{reached.sweep_s:.0f} s: give {reached.sweep_s / NETWORK_SHARE:.0f} or "
+            f"{last.sweep_s:.0f} s: give {last.sweep_s / NETWORK_SHARE:.0f} or "
             "more, or --network FILE"
         )
     return sweep.measure(
         transport,
-        sizes=[nbytes for nbytes in sizes if nbytes <= reached.nbytes],
+        sizes=[nbytes for nbytes in sizes if nbytes <= last.nbytes],
         budget_s=share_s,
         progress=progress,
     )
-
-
-def _reached(probed: Sequence[Probed], share_s: float) -> Probed:
-    """Return up to which size to measure: as far as there is time, and bandwidth shows.
-
-    Args:
-        probed: the sizes, the smallest first.
-        share_s: how long a sweep may take if bandwidth shows by then.
-    """
-    enough = next((each for each in probed if each.telling), probed[-1])
-    fitting = [each for each in probed if each.sweep_s <= share_s]
-    return max([enough, *fitting], key=lambda each: each.nbytes)

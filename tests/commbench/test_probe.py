@@ -7,7 +7,7 @@ import pytest
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.commbench import probe as module
 from comm_plan.commbench import summing
-from comm_plan.commbench.probe import probe, seconds
+from comm_plan.commbench.probe import Probed, probe, reached, seconds
 from comm_plan.commbench.sweep import fewest_calls
 from comm_plan.tests.support.harness import run_ranks
 
@@ -42,6 +42,24 @@ def test_a_sweep_calls_every_collective_and_sums_other_formats(link):
 def test_all_sizes_are_probed_until_the_bandwidth_shows(link):
     sizes = [each.nbytes for each in run_ranks(2, probe, SIZES, 0.0)[0]]
     assert sizes == [4, 64, 1024]
+
+
+def test_only_the_collectives_of_the_sweep_count(link):
+    (first, *_), _ = run_ranks(2, probe, SIZES, 10.0, ("allgather",))
+    calls = fewest_calls(4, call_s(4)) + summing.CALLS
+    assert first.sweep_s == pytest.approx(calls * call_s(4))
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "nbytes"), [(0.0, 64), (20.0, 64), (50.0, 1024), (1e3, 16384)]
+)
+def test_sizes_reach_as_far_as_there_is_time_and_as_the_bandwidth_shows(
+    budget_s, nbytes
+):
+    telling = (False, True, True, True)
+    each_s = (1.0, 25.0, 40.0, 90.0)
+    probed = [Probed(*each) for each in zip(SIZES, each_s, telling, strict=True)]
+    assert reached(probed, budget_s).nbytes == nbytes
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -87,9 +87,13 @@ def test_a_sentence_says_what_it_rests_on(known):
     )
     assert rests_on("topk", 50.0).startswith("topk up to 100x: ")
     assert rests_on("spardl", 9.0).startswith("spardl up to 9x, with care: ")
-    assert rests_on("topk", 150.0).endswith("; beyond noise on digits, not tried on char-lm")
+    assert rests_on("topk", 150.0).endswith(
+        "; beyond noise on digits, not tried on char-lm"
+    )
     assert rests_on("topk", 999.0).startswith("topk at 999x: not measured; at 200x ")
-    assert "on char-lm (2000 steps, 3 seeds); beyond noise" in rests_on("terngrad", 20.0)
+    assert "on char-lm (2000 steps, 3 seeds); beyond noise" in rests_on(
+        "terngrad", 20.0
+    )
     assert rests_on("strom", 9.0) == "strom: its accuracy was not measured"
 
 
