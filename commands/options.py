@@ -188,7 +188,7 @@ class Ranks(Group):
     backend: Annotated[
         Backend | None,
         typer.Option(
-            "--backend", help="Default: the plan's, else nccl with CUDA, else gloo."
+            "--backend", help="Default: a plan's own, else nccl with CUDA, else gloo."
         ),
     ] = None
     device: Annotated[
@@ -221,7 +221,7 @@ class WorkloadOptions(Group):
     ] = None
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of the data set. Default: random data."),
+        typer.Option(help="Folder of the data set, where the workload reads one."),
     ] = None
     augment: Annotated[
         bool | None,
@@ -250,7 +250,9 @@ class OptimizerChanges(Group):
     nesterov: Annotated[
         bool | None, typer.Option("--nesterov/--no-nesterov", help="Of SGD.")
     ] = None
-    weight_decay: Annotated[float | None, typer.Option("--weight-decay", min=0)] = None
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", min=0, help="As of PyTorch.")
+    ] = None
     clip_norm: Annotated[
         float | None,
         typer.Option("--clip-norm", min=0, help="Largest norm of the mean gradient."),

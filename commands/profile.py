@@ -33,13 +33,15 @@ def profile(
     *,
     context: typer.Context,
     workload: Annotated[str | None, WORKLOAD] = None,
-    output: Annotated[Path, typer.Option("-o", "--output")] = Path("profile.json"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File for the profile.")
+    ] = Path("profile.json"),
     changes: WorkloadOptions,
     optimizer: OptimizerChanges,
     iterations: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Timed; at least 20. Default: 40, more if they are short."
+            min=20, help="That are timed. Default: 40, more if they are short."
         ),
     ] = None,
     compressors: Annotated[

@@ -203,9 +203,13 @@ class BucketExchange:
             known = self._views[index] = view, shaped(view, self.parameters[index])
         return known[1]
 
+    @property
+    def _remembers(self) -> bool:
+        return bool(self.compressor.state or self._carried)
+
     def note_applied(self, updated: Container[nn.Parameter]) -> None:
         """Note that an optimizer has taken the gradients of those ``updated``."""
-        if not self.compressor.state:
+        if not self._remembers:
             return
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
@@ -220,7 +224,7 @@ class BucketExchange:
         wait for later.
         """
         gradient = self.parameters[index].grad
-        if gradient is None or not self.compressor.state:
+        if gradient is None or not self._remembers:
             return gradient is not None
         applied, version = self._applied.get(index, (None, 0))
         if applied is not None and applied() is gradient:

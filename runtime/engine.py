@@ -886,7 +886,8 @@ class Engine(Joinable):
         self.skipped_steps += 1
         if self._setup.on_nonfinite == "stop" and not refusal.backward_failed:
             raise NonFiniteError(
-                f"{message}: lower the learning rate, or skip such steps"
+                f"{message}: look at data and loss, lower the learning rate, or skip "
+                "such steps (on_nonfinite, --on-nonfinite)"
             )
         logger.warning("%s: the step is skipped on all ranks", message)
 
