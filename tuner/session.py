@@ -36,6 +36,9 @@ WORTH_JUDGING = 0.9
 ROUNDS_BY_LOSS = ROUNDS[:2]
 """Where the loss decides, less time goes into telling how fast the plans are."""
 
+CONFIRMING = 0.1
+"""The share of what is left that may tell whether a dense plan beats the baseline."""
+
 FEWEST_STEPS = 20
 """A training of fewer iterations says nothing of the loss."""
 
@@ -130,6 +133,7 @@ class Session:
         """Yield whenever more is known."""
         yield from self._by_time()
         if self._options.objective == "loss":
+            yield from self._confirmed()
             yield from self._by_loss()
 
     def _by_time(self) -> Iterator[None]:
@@ -147,6 +151,28 @@ class Session:
                 self._rounds[name].append(result)
             yield
         self.complete = halving.complete
+
+    def _confirmed(self) -> Iterator[None]:
+        """Yield after a longer round of the best dense plan beside the baseline.
+
+        In rounds as short as those before it may be best by luck.
+        """
+        trials = self._tried()
+        if trials[0].measured_s is None:
+            return
+        baseline, control = trials[0], advice.best_dense(trials)
+        halving = Halving(
+            {t.name: t.measured_s or t.predicted_s for t in (baseline, control)},
+            self._baseline,
+            self._measure,
+            lambda: CONFIRMING * self._left_s(),
+            {t.name: self._plans[t.name].round_steps for t in (baseline, control)},
+        )
+        if control is not baseline:
+            for results in halving.rounds(ROUNDS[-1:]):
+                for name, result in results.items():
+                    self._rounds[name].append(result)
+                yield
 
     def _by_loss(self) -> Iterator[None]:
         """Yield after each seed: the fastest lossy plans trained beside a dense one.

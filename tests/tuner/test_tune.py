@@ -8,6 +8,8 @@ import random
 import re
 import socket
 import time
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -387,6 +389,33 @@ BY_LOSS = {
     "network": SLOW,
     "seeds": 3,
 }
+
+
+SHORT_BLOCKS = 2 * len(session.ROUNDS_BY_LOSS)
+
+
+@pytest.mark.parametrize("lucky", [True, False])
+def test_a_dense_plan_that_was_lucky_is_not_what_lossy_ones_are_held_against(
+    instant, tmp_path, lucky
+):
+    """Its first blocks are those of short rounds."""
+    calls = Counter()
+    run = Instant.run
+
+    def with_luck(self, plan, iterations, **options):
+        block = run(self, plan, iterations, **options)
+        if plan.solver == "threshold":
+            return block
+        calls[self.rank, plan.solver] += 1
+        is_lucky = calls[self.rank, plan.solver] <= SHORT_BLOCKS
+        factor = 0.8 if is_lucky or not lucky else 1.2
+        return replace(block, seconds=factor * block.seconds)
+
+    instant.setattr(Instant, "run", with_luck)
+    tuning, _ = tuned(tmp_path, **BY_LOSS | {"settings": Settings(accuracy="none")})
+    rounds = {trial.name: len(trial.rounds) for trial in tuning.trials}
+    assert max(rounds.values()) == len(session.ROUNDS_BY_LOSS) + 1
+    assert (tuning.winner == "threshold") == lucky
 
 
 def test_before_the_loss_decides_no_lossy_plan_is_saved(instant):
