@@ -46,19 +46,21 @@ def compare(
     ranks: Ranks,
 ) -> None:
     """Train by several plans at once, in turns: was it worth it?"""
-    ranks = launching.as_planned(ranks, plans[0])
-    launching.start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.plans.files import make_folder
-    from comm_plan.report.comparison import comparison
-    from comm_plan.runtime.side_by_side import train_side_by_side
-    from comm_plan.runtime.trainer import Options
 
+    ranks = launching.as_planned(ranks, plans[0])
+    launching.check_world_size(ranks, *plans)
     make_folder(folder)
     names = arguments.names_of(plans, "plan-")
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
         check_writable(output)
+    launching.start_ranks(context, ranks)
+    from comm_plan.report.comparison import comparison
+    from comm_plan.runtime.side_by_side import train_side_by_side
+    from comm_plan.runtime.trainer import Options
+
     link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
     chosen = [plan_for_these(plan, None, link, backend) for plan in plans]
     model = load_workload(workload, changes, optimizer, training.seed)

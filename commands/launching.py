@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from comm_plan import screen
+from comm_plan import screen, units
 from comm_plan.commands import arguments
 from comm_plan.commands.options import Backend, Ranks
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, MismatchError
 from comm_plan.transports.ranks import TIMEOUT_S, place
 
 if TYPE_CHECKING:
@@ -85,6 +85,24 @@ def as_planned(ranks: Ranks, plan: Path) -> Ranks:
     planned = Plan.load(plan).backend
     find_backend(planned)
     return replace(ranks, backend=ranks.backend or Backend(planned))
+
+
+def check_world_size(ranks: Ranks, *plans: Path) -> None:
+    """Check that ``plans`` are for as many ranks as are to be started here.
+
+    Raises:
+        MismatchError: one is for another number.
+    """
+    from comm_plan.plans import Plan
+
+    for path in plans if ranks.local_ranks is not None else ():
+        planned = Plan.load(path).world_size
+        if planned != ranks.local_ranks:
+            raise MismatchError(
+                f"{path} is for {units.counted(planned, 'rank')}, --local-ranks starts "
+                f"{ranks.local_ranks}: start {planned}, or solve with --world-size "
+                f"{ranks.local_ranks}"
+            )
 
 
 def link_of(ranks: Ranks) -> EmulatedLink | None:

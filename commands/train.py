@@ -100,19 +100,22 @@ def train(
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
-    ranks = launching.as_planned(ranks, plan)
-    launching.start_ranks(context, ranks)
     from comm_plan.plans import check_writable
-    from comm_plan.runtime.agreement import check_plan
-    from comm_plan.runtime.trainer import Options
-    from comm_plan.runtime.trainer import train as run
 
+    ranks = launching.as_planned(ranks, plan)
+    if elastic is None:
+        launching.check_world_size(ranks, plan)
     if (resume or elastic) and checkpoint is None:
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     if checkpoint_every and checkpoint is None:
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
     check_writable(output)
+    launching.start_ranks(context, ranks)
+    from comm_plan.runtime.agreement import check_plan
+    from comm_plan.runtime.trainer import Options
+    from comm_plan.runtime.trainer import train as run
+
     chosen = plan_for_these(
         plan, elastic, launching.link_of(ranks), arguments.value(ranks.backend)
     )

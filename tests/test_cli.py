@@ -594,6 +594,17 @@ def test_compare_says_that_a_plan_is_for_another_link(here, command):
     assert f"plan.json is for {link}, this run is on no emulated link" in said
 
 
+@pytest.mark.parametrize("verb", [("train", "--plan"), ("compare",)])
+def test_a_plan_for_other_ranks_is_refused_before_any_is_started(here, command, verb):
+    first, *option = verb
+    words = (first, REPLAYED, *option, "plan.json", "--local-ranks", 3)
+    message = command.refused(*words)
+    assert message.endswith(
+        "plan.json is for 1 rank, --local-ranks starts 3: start 1, or solve with "
+        "--world-size 3"
+    )
+
+
 def test_compare_says_that_no_run_has_a_metric_to_get_to_a_target(here, command):
     run = command("compare", REPLAYED, "plan.json", "--steps", 2, "--target", 0.9)
     assert run.returncode == 0, run.stderr
