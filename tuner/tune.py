@@ -11,6 +11,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner import Settings
 from comm_plan.plans import Network, Profile
 from comm_plan.plans.link import link_text
+from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner.candidates import Candidates, candidates
@@ -57,6 +58,12 @@ def tune(
         _check_batch_size(options.profile, workload)
     settings = _for_these(workload, transport, options.settings)
     options = replace(options, settings=settings)
+    if options.network is not None:
+        _compare(options.network, transport)
+    # First: that a network is too slow for the budget shows within seconds.
+    network = options.network or swept(
+        transport, _nbytes(workload), options.budget_s, options.progress
+    )
     profile = options.profile or profiled(
         workload,
         transport,
@@ -64,11 +71,6 @@ def tune(
         options.budget_s,
         options.progress,
         find_unused_parameters=options.find_unused_parameters,
-    )
-    if options.network is not None:
-        _compare(options.network, transport)
-    network = options.network or swept(
-        transport, profile.nbytes, options.budget_s, options.progress
     )
     listed: Candidates = transport.broadcast_object(
         candidates(
@@ -89,6 +91,12 @@ def tune(
     if transport.rank == 0:
         save(result)
     return result
+
+
+def _nbytes(workload: Workload) -> int:
+    """Return the size of all gradients in bytes."""
+    parameters = trainable(workload.model).values()
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
 def _check_batch_size(profile: Profile, workload: Workload) -> None:
