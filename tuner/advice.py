@@ -94,6 +94,10 @@ def by_loss(
     """
     merged = _merged(control, trials)
     runs = "1 seed" if seeds == 1 else f"median of {seeds} seeds"
+    curves = [c for trial in trials if trial.name == control.name for c in trial.curves]
+    longest_s = max((s for curve in curves for s in curve.seconds), default=0.0)
+    if longest_s:
+        runs += f", {units.seconds(longest_s)} of training each"
     if not speed_ups:
         return control, f"no lossy plan was {_lacking(trials)}; {merged}"
     better = {name: s for name, s in speed_ups.items() if s > 1 + INDIFFERENT}

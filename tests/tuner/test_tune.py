@@ -435,7 +435,7 @@ def test_before_the_loss_decides_no_lossy_plan_is_saved(instant):
     for tuning in rounds:
         assert tuning.trial(tuning.winner).lossless
         assert tuning.advice.endswith("lossy plans are not judged by loss yet")
-    assert "(1 seed)" in judged.advice
+    assert "(1 seed, " in judged.advice
     assert not any(tuning.complete for tuning in saved)
 
 
@@ -470,7 +470,7 @@ def test_trainings_are_as_short_as_what_else_they_take_demands(instant, tmp_path
     (enough_s,) = re.findall(r"with (\S+) s one could be", tuning.advice)
     tuning, _ = tuned(tmp_path, **BY_LOSS | {"budget_s": float(enough_s) + 10})
     assert len(Instant.trained) == 2
-    assert "(1 seed)" in tuning.advice
+    assert "(1 seed, " in tuning.advice
 
 
 def test_a_short_budget_judges_fewer_plans_by_fewer_seeds(instant, tmp_path):
