@@ -160,7 +160,7 @@ def test_a_compiled_backward_is_refused_by_name():
         step(torch.randn(4, FEATURES))
 
 
-@pytest.mark.filterwarnings("default")  # of the compiler itself
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
 def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook():
     """Threads share what its guards would hold on to."""
     from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
