@@ -22,7 +22,9 @@ from comm_plan.commands.options import (
 )
 from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, one_line
+from comm_plan.plans.document import LONGEST_VALUE
+from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
     from comm_plan.plans import Profile
@@ -105,7 +107,18 @@ def profile(
             find_unused_parameters=find_unused_parameters,
             progress=progress,
         )
+    if place().rank == 0 and not find_unused_parameters:
+        _tell_of_unused(measured)
     finish(measured, output, json)
+
+
+def _tell_of_unused(profile: Profile) -> None:
+    """Say what training will have to be told, if parameters got no gradient."""
+    if names := profile.environment.get("unused"):
+        screen.say(
+            f"no gradient came for {one_line(names, LONGEST_VALUE)}: train with "
+            "--find-unused-parameters (in your own loop: find_unused_parameters=True)"
+        )
 
 
 def _made_up(

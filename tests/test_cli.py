@@ -629,6 +629,16 @@ def make():
 """
 
 
+@pytest.mark.parametrize("told", [(), ("--find-unused-parameters",)])
+def test_profile_says_what_training_will_have_to_be_told(here, command, told):
+    (here / "half.py").write_text(UNUSED)
+    words = ("profile", "half.py:make", "--iterations", 20, "--compressors", "none")
+    run = command(*words, *told)
+    assert run.returncode == 0, run.stderr
+    said = "no gradient came for spare.weight: train with --find-unused-parameters"
+    assert (said in " ".join(run.stderr.split())) == (not told)
+
+
 def test_models_with_unused_parameters_can_be_compared(here, command):
     (here / "half.py").write_text(UNUSED)
     shapes = [(f"{name}.weight", (2, 4), "float32") for name in ("used", "spare")]

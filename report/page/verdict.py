@@ -31,7 +31,7 @@ def remarks(given: Given) -> Iterator[str]:
     if run and given.tuning:
         yield f"Of the runs: {_held_against(run)}."
     elif run and given.forecast:
-        yield f"Of the solvers, before anything ran: {_predicted(given.forecast)}."
+        yield f"Before anything ran it was {_predicted(given.forecast)}."
     elif subject and subject.plan and given.forecast and not given.tuning:
         yield f"Of the solvers it is {_predicted(given.forecast)}."
     if run is not None:
