@@ -108,7 +108,7 @@ def _drift(records: Sequence[tuple[str, RunRecord]]) -> str:
     now = "slower" if off > 0 else "faster"
     return (
         f"\ncomputation took {_more_or_less(off)} than predicted: the machine is {now} "
-        "than when it was measured"
+        "than when it was measured, or has other threads (OMP_NUM_THREADS)"
     )
 
 
