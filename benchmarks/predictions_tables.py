@@ -96,11 +96,10 @@ def gain() -> str:
         "optimal": "optimal, dense",
         TUNED: "what `tune` chose, compressed",
     }
-    links = [*TABLES["predictions-cnn"].items()]
-    rows = [
-        [link, *(_told(result(name)[variant]) for variant in shown)]
-        for link, name in reversed(links)
-    ]
+    rows = []
+    for link, name in reversed(TABLES["predictions-cnn"].items()):
+        lines = result(name)
+        rows.append([link, *(_told(lines[variant]) for variant in shown)])
     return markdown(["link", *shown.values()], rows) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from comm_plan import screen, units
-from comm_plan.collectives.registry import COLLECTIVES
+from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commands import arguments, launching
 from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
 from comm_plan.commands.output import finish
@@ -87,11 +87,8 @@ def _sweep(
 
     names = tuple(arguments.names(collectives) or COLLECTIVES)
     sizes = geometric_sizes(largest=max_nbytes or LARGEST_NBYTES)
-    if (
-        max_nbytes is None
-        and transport.world_size > 1
-        and COLLECTIVES.keys() >= {*names}
-    ):
+    check_known(names)
+    if max_nbytes is None and transport.world_size > 1:
         last = reached(probe(transport, sizes, budget_s, names), budget_s).nbytes
         if last < sizes[-1] and transport.rank == 0:
             screen.say(

@@ -49,8 +49,7 @@ def compare(
     from comm_plan.plans import check_writable
     from comm_plan.plans.files import make_folder
 
-    ranks = launching.as_planned(ranks, plans[0])
-    launching.check_world_size(ranks, *plans)
+    ranks = launching.as_planned(ranks, *plans)
     make_folder(folder)
     names = arguments.names_of(plans, "plan-")
     outputs = [folder / f"run-{name}.json" for name in names]

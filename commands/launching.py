@@ -77,32 +77,32 @@ def connected(ranks: Ranks, timeout_s: float = TIMEOUT_S) -> Iterator[Transport]
             yield emulate(transport, link)
 
 
-def as_planned(ranks: Ranks, plan: Path) -> Ranks:
-    """Return ``ranks`` on the backend of ``plan``, unless they were given another."""
+def as_planned(ranks: Ranks, *plans: Path, elastic: bool = False) -> Ranks:
+    """Return ``ranks`` on the backend of the first plan, unless another was given.
+
+    Args:
+        ranks: as they are asked for.
+        *plans: what they are to train by.
+        elastic: a plan for another number of ranks is solved again.
+
+    Raises:
+        MismatchError: a plan is for another number than are to be started here.
+    """
     from comm_plan.plans import Plan
     from comm_plan.transports.backends import find_backend
 
-    planned = Plan.load(plan).backend
-    find_backend(planned)
-    return replace(ranks, backend=ranks.backend or Backend(planned))
-
-
-def check_world_size(ranks: Ranks, *plans: Path) -> None:
-    """Check that ``plans`` are for as many ranks as are to be started here.
-
-    Raises:
-        MismatchError: one is for another number.
-    """
-    from comm_plan.plans import Plan
-
-    for path in plans if ranks.local_ranks is not None else ():
-        planned = Plan.load(path).world_size
-        if planned != ranks.local_ranks:
-            raise MismatchError(
-                f"{path} is for {units.counted(planned, 'rank')}, --local-ranks starts "
-                f"{ranks.local_ranks}: start {planned}, or solve with --world-size "
-                f"{ranks.local_ranks}"
-            )
+    planned = {path: Plan.load(path) for path in plans}
+    backend = planned[plans[0]].backend
+    find_backend(backend)
+    for path, plan in planned.items():
+        if elastic or ranks.local_ranks in (None, plan.world_size):
+            continue
+        raise MismatchError(
+            f"{path} is for {units.counted(plan.world_size, 'rank')}, --local-ranks "
+            f"starts {ranks.local_ranks}: start {plan.world_size}, or solve with "
+            f"--world-size {ranks.local_ranks}"
+        )
+    return replace(ranks, backend=ranks.backend or Backend(backend))
 
 
 def link_of(ranks: Ranks) -> EmulatedLink | None:

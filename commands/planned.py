@@ -35,15 +35,15 @@ def plan_for_these(
         )
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
         plan = replan(plan, *documents, here.world_size)
-    if plan.backend != backend:
-        said.append(f"{path} is for {plan.backend}, this run is on {backend}")
-    if plan.emulated_link != link:
-        said.append(
-            f"{path} is for {link_text(plan.emulated_link)}, this run is on "
-            f"{link_text(link)}"
-        )
-    if said:
-        said.append("what it predicts is for what it is for")
+    for planned, now in (
+        (plan.backend, backend),
+        (link_text(plan.emulated_link), link_text(link)),
+    ):
+        if planned != now:
+            said.append(
+                f"{path} is for {planned}, this run is on {now}: its predictions are "
+                "for the former"
+            )
     for line in said if here.rank == 0 else ():
         screen.say(line)
     return plan

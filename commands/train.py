@@ -102,9 +102,7 @@ def train(
     """Train by the plan; compare the measured times with the predicted ones."""
     from comm_plan.plans import check_writable
 
-    ranks = launching.as_planned(ranks, plan)
-    if elastic is None:
-        launching.check_world_size(ranks, plan)
+    ranks = launching.as_planned(ranks, plan, elastic=elastic is not None)
     if (resume or elastic) and checkpoint is None:
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")

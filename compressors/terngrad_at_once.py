@@ -61,10 +61,10 @@ class TernGradAtOnce(Compressor[TernGrad]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Keep the gradient, its extremes and its variance."""
-        for kept, elements in self._value_parts[index]:
-            kept.copy_(gradient[elements].view_as(kept))
         if not gradient.numel():
             return
+        for kept, elements in self._value_parts[index]:
+            kept.copy_(gradient[elements].view_as(kept))
         gradient = gradient.float()
         low, high, variance = self._known_by_slot[index]
         torch.aminmax(gradient, out=(low, high))

@@ -97,11 +97,12 @@ def largest_ratio(method: str, accuracy: Accuracy, max_ratio: float) -> float:
         return 1.0
     if accuracy == "loss":
         return max_ratio
+    every = _tasks()
     plain = [found for found in _known(method) if not found.remedies]
     within = (
         found.ratio
         for found in takewhile(lambda found: found.within_noise, plain)
-        if _tasks() == {task.name for task in found.tasks}
+        if every == {task.name for task in found.tasks}
     )
     return min(max_ratio, max(within, default=1.0))
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from comm_plan.arrays import BoolArray, FloatArray, IntArray
 from comm_plan.planner.curve import CostCurve
 from comm_plan.plans.compression import Spec
 
 
-def prefix_sums(values: ArrayLike) -> NDArray[np.float64]:
+def prefix_sums(values: ArrayLike) -> FloatArray:
     """Return [L + 1] sums of the first 0, 1, ..., L of ``values`` [L]."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 

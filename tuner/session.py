@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -138,19 +138,23 @@ class Session:
 
     def _by_time(self) -> Iterator[None]:
         """Yield after each round of trials."""
-        halving = Halving(
-            self._expected_s,
-            self._baseline,
-            self._measure,
-            self._left_s,
-            {name: plan.round_steps for name, plan in self._plans.items()},
-        )
+        halving = self._halving(self._expected_s, self._left_s)
         by_time = self._options.objective == "time"
-        for results in halving.rounds(ROUNDS if by_time else ROUNDS_BY_LOSS):
+        yield from self._ran(halving, ROUNDS if by_time else ROUNDS_BY_LOSS)
+        self.complete = halving.complete
+
+    def _halving(
+        self, expected_s: Mapping[str, float], left_s: Callable[[], float]
+    ) -> Halving:
+        round_steps = {name: plan.round_steps for name, plan in self._plans.items()}
+        return Halving(expected_s, self._baseline, self._measure, left_s, round_steps)
+
+    def _ran(self, halving: Halving, wished: Sequence[int]) -> Iterator[None]:
+        """Yield after each of ``wished`` rounds, whose results are kept."""
+        for results in halving.rounds(wished):
             for name, result in results.items():
                 self._rounds[name].append(result)
             yield
-        self.complete = halving.complete
 
     def _confirmed(self) -> Iterator[None]:
         """Yield after a longer round of the best dense plan beside the baseline.
@@ -161,18 +165,13 @@ class Session:
         if trials[0].measured_s is None:
             return
         baseline, control = trials[0], advice.best_dense(trials)
-        halving = Halving(
+        if control is baseline:
+            return
+        halving = self._halving(
             {t.name: t.measured_s or t.predicted_s for t in (baseline, control)},
-            self._baseline,
-            self._measure,
             lambda: CONFIRMING * self._left_s(),
-            {t.name: self._plans[t.name].round_steps for t in (baseline, control)},
         )
-        if control is not baseline:
-            for results in halving.rounds(ROUNDS[-1:]):
-                for name, result in results.items():
-                    self._rounds[name].append(result)
-                yield
+        yield from self._ran(halving, ROUNDS[-1:])
 
     def _by_loss(self) -> Iterator[None]:
         """Yield after each seed: the fastest lossy plans trained beside a dense one.
