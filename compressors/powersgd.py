@@ -69,9 +69,10 @@ class PowerSgdCompressor(Compressor[PowerSgd]):
             for slot, matrix in zip(self.slots, self._matrices, strict=True)
         ]
         self._is_even = True
-        self._bases: list[torch.Tensor] = []
-        self._sent: list[torch.Tensor] = []
-        self._means: tuple[torch.Tensor, ...] = ()
+        nothing = torch.empty(0, device=context.device)
+        self._bases = [nothing] * len(self.slots)
+        self._sent = list(self._bases)
+        self._means = list(self._bases)
 
     def add(
         self,
@@ -94,7 +95,7 @@ class PowerSgdCompressor(Compressor[PowerSgd]):
         """Take the mean; its factors are what the next step starts from."""
         ((mean,),) = messages
         parts = mean.split([sent.numel() for sent in self._sent])
-        self._means = tuple(map(torch.Tensor.view_as, parts, self._sent))
+        self._means = list(map(torch.Tensor.view_as, parts, self._sent))
         for index, matrix in enumerate(self._matrices):
             if matrix is not None:
                 _, sent = self._factors(index, matrix)

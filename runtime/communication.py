@@ -59,8 +59,8 @@ class Pending(Generic[Result]):
 class CommunicationThread:
     """Runs jobs one after the other beside the main thread.
 
-    On CUDA each job runs on a stream of its own, after what the current stream had
-    queued when the job was submitted.
+    On CUDA each job runs on a stream of its own, of high priority, after what the
+    current stream had queued when the job was submitted.
 
     Args:
         device: where the tensors of the jobs live.
@@ -72,7 +72,7 @@ class CommunicationThread:
         self._turn = threading.Lock()
         self._runs_on: int | None = None
         self._failure: BaseException | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_first(device)
         self._executor = ThreadPoolExecutor(
             1,
             thread_name_prefix="comm-plan",
@@ -157,6 +157,13 @@ def _without_autocast() -> AbstractContextManager[object]:
     if torch.is_autocast_enabled("cpu"):
         return torch.autocast("cpu", enabled=False)
     return nullcontext()
+
+
+def _stream_first(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream whose operations go before those of backward; on CPUs none."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _begin_on(stream: torch.cuda.Stream | None) -> None:

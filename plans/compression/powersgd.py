@@ -77,6 +77,7 @@ class PowerSgd(EveryElement):
 
     methods = {"powersgd": "allreduce"}
     implementation = "powersgd:PowerSgdCompressor"
+    on_gpu = "powersgd_at_once:PowerSgdAtOnce"
     dtypes = ("float32", "float16", "bfloat16")
     lossless = False
     carries_nonfinite = False

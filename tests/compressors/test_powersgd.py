@@ -8,15 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comm_plan.compressors import build
 from comm_plan.compressors.base import FACTORS, RESIDUAL, Context, Slot
 from comm_plan.compressors.powersgd import PowerSgdCompressor
+from comm_plan.compressors.powersgd_at_once import PowerSgdAtOnce, orthonormalised
 from comm_plan.plans.compression import PowerSgd, matrix_of
 
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
 
-def powersgd(*shapes, rank=2, world_size=1):
+
+def powersgd(*shapes, rank=2, world_size=1, made=build):
     slots = [Slot(f"t{i}", int(np.prod(s)), s) for i, s in enumerate(shapes)]
     context = Context(world_size, 0, torch.device("cpu"))
-    return PowerSgdCompressor(PowerSgd(rank=rank), "allreduce", slots, context)
+    return made(PowerSgd(rank=rank), "allreduce", slots, context)
 
 
 def step(compressors, number, gradients):
@@ -164,3 +168,46 @@ def test_what_is_undone_is_in_the_residual_again():
     compressor.undo()
     for left, gradient in zip(compressor.state[RESIDUAL], gradients, strict=True):
         torch.testing.assert_close(left, gradient)
+
+
+def test_working_at_once_is_working_tensor_by_tensor():
+    """In a bucket of equal shapes, transposed ones, others, and of several ranks."""
+    shapes = (12, 30), (9,), (30, 12), (12, 30), (7, 3), (40, 4, 3, 3), (30, 12), (5,)
+    ranks = (2, 1, 2, 2, 1, 3, 1, 2)
+    made = [
+        powersgd(*shapes, rank=ranks, made=each)
+        for each in (PowerSgdCompressor, PowerSgdAtOnce)
+    ]
+    for number in range(6):
+        gradients = [normals(*shape, seed=number) * (number != 3) for shape in shapes]
+        for compressor in made:
+            compressor.step = number
+            for index, gradient in enumerate(gradients):
+                compressor.add(index, gradient.flatten())
+            compressor.decode([compressor.encode()])
+            if number == 4:
+                compressor.undo()
+        for index, gradient in enumerate(gradients):
+            means = [torch.empty(gradient.numel()) for _ in made]
+            for compressor, mean in zip(made, means, strict=True):
+                compressor.write(index, mean)
+            torch.testing.assert_close(*means, rtol=1e-4, atol=1e-4)
+        left = (compressor.state[RESIDUAL] for compressor in made)
+        for one, other in zip(*left, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("directions", [1, 2, 4])
+def test_columns_become_orthonormal_whatever_they_are(scale, directions):
+    equal = torch.ones(1, 50, directions)
+    random = normals(3, 50, directions) @ normals(3, directions, 4, seed=1)
+    uneven = normals(3, 50, 4) * torch.tensor([1e-6, 1.0, 0.0, 1e6])
+    for columns in (equal, random, uneven):
+        start = normals(*columns.shape, seed=2)
+        bases = orthonormalised(scale * columns, start)
+        ones = torch.eye(columns.shape[2]).expand_as(bases.mT @ bases)
+        torch.testing.assert_close(bases.mT @ bases, ones, rtol=0, atol=2e-6)
+        if scale and directions == 4 and columns is random:
+            inside = bases @ (bases.mT @ columns)  # they span what the columns span
+            torch.testing.assert_close(inside, columns, rtol=0, atol=1e-4)
