@@ -2,7 +2,8 @@
 
 The life of a bucket in one step::
 
-    add(i, gradient)        each tensor as soon as its gradient is ready
+    add(i, gradient)        each tensor as soon as its gradient is ready, or on a GPU
+    add_together(gradients) all of them once the last is
     agree(ranks)            what ranks must share before encoding: scalers, indices
     encode() -> message     flat tensors, this rank's contribution
     ... an aggregation of comm_plan.collectives moves and combines messages ...
@@ -11,9 +12,10 @@ The life of a bucket in one step::
 
 Which thread calls, and on CUDA on which stream:
 
-``add``
-    The autograd thread, inside the gradient's hook, on the stream of backward; for a
-    parameter without a gradient the thread that ends the step.
+``add``, or ``add_together`` of all
+    The autograd thread, inside the hook of the gradient or of the bucket's last, on the
+    stream of backward; for a parameter without a gradient the thread that ends the
+    step.
 ``agree``, ``encode``, ``decode``, ``put_back``, the first ``write``
     The communication thread, on its own stream, which first waits for an event of the
     stream on which the last ``add`` was queued; on the CPU also the thread that waits
@@ -189,6 +191,24 @@ class Compressor(ABC, Generic[SpecT]):
                 given if ``needs_second_moments``.
         """
 
+    @property
+    def takes_together(self) -> bool:
+        """Whether gradients wait for the bucket's last one, for :meth:`add_together`.
+
+        On a GPU: to launch an operation takes longer than what it does to a gradient.
+        """
+        return self.context.device.type == "cuda" and may_take_together(self)
+
+    def add_together(self, gradients: torch.Tensor) -> None:
+        """Take the gradients of all tensors at once; they are only read.
+
+        Args:
+            gradients: [sum of numels], flat, end to end.
+        """
+        parts = gradients.split([slot.numel for slot in self.slots])
+        for index, gradient in enumerate(parts):
+            self.add(index, gradient)
+
     def agree(self, ranks: Transport) -> None:
         """Share what must be equal on all ranks.
 
@@ -240,3 +260,8 @@ class Compressor(ABC, Generic[SpecT]):
             torch.zeros(slot.numel, dtype=torch.float32, device=device)
             for slot in self.slots
         ]
+
+
+def may_take_together(compressor: Compressor) -> bool:
+    """Return whether nothing comes with a gradient that is of its tensor alone."""
+    return not (compressor.needs_second_moments or compressor.takes_rows)

@@ -25,6 +25,8 @@ class DenseCompressor(SummedCompressor[Dense]):
     tensors of a bucket have the same.
     """
 
+    takes_together = False  # each gradient may live in the buffer from the first
+
     def view(self, index: int) -> torch.Tensor:
         """Return the part [numel] of the buffer that belongs to tensor ``index``."""
         return self._views[index]

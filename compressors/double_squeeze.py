@@ -61,12 +61,11 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         self._residual, self.state[RESIDUAL] = self._by_slot(groups)
         self._mean, self._means = self._by_slot(groups)
         self._records = self._new_records(sum(groups))
-        self._is_float32 = True
         self._received: torch.Tensor | None = None
 
-    def view(self, index: int) -> torch.Tensor | None:
-        """Return where the mean of tensor ``index`` lies, if it is of float32."""
-        return self._means[index] if self._is_float32 else None
+    def view(self, index: int) -> torch.Tensor:
+        """Return where the mean of tensor ``index`` lies, in float32."""
+        return self._means[index]
 
     def add(
         self,
@@ -75,7 +74,6 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Add the gradient to the residual."""
-        self._is_float32 = gradient.dtype == torch.float32
         self.state[RESIDUAL][index] += gradient
 
     def encode(self) -> Message:

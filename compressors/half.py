@@ -44,6 +44,10 @@ class HalfCompressor(SummedCompressor[Half]):
         for part, cast in in_chunks(gradient, self._views[index]):
             torch.mul(part.float(), self._share, out=cast)
 
+    def add_together(self, gradients: torch.Tensor) -> None:
+        """Do so with the whole bucket."""
+        torch.mul(gradients.float(), self._share, out=self.buffer)
+
     def write(self, index: int, out: torch.Tensor) -> None:
         """Cast the mean back into ``out``."""
         out.copy_(self._means[index])

@@ -69,6 +69,13 @@ class PartitionedCompressor(Compressor[SpecT]):
         if VELOCITY in self.state:
             self._steps_by_slot[index].copy_(step)
 
+    def add_together(self, gradients: torch.Tensor) -> None:
+        """Accumulate all; where tensor by tensor something is done to them, so."""
+        if self.spec.clip_norm is None and VELOCITY not in self.state:
+            self._residual.add_(gradients)
+        else:
+            super().add_together(gradients)
+
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with its part of the mean over ranks."""
         out.copy_(self._means_by_slot[index])

@@ -3,9 +3,9 @@
 The method and the bytes are those of :mod:`comm_plan.compressors.powersgd`, in another
 order. Matrix by matrix a step takes two products and a QR, which take longer to launch
 than to do. Here what is remembered of matrices of one shape lies end to end, and one
-product serves all of them; so does what is sent as it is. Factors of as many rows and
-columns are orthonormalised together, by Gram and Schmidt's method: from each column
-what points along earlier ones is taken off, and what rounding left of that, twice.
+product serves all of them; so does what is sent as it is. Factors of about as many rows
+are orthonormalised together, by Gram and Schmidt's method: from each column what points
+along earlier ones is taken off, and what rounding left of that, twice.
 
 Columns may be zero, as after a step without gradients, or parallel, as where a matrix
 has a lower rank. So that no direction is given up, all get a little of the random
@@ -26,6 +26,10 @@ from comm_plan.plans.compression import Matrix, PowerSgd
 NOISE = 1e-8
 """How much of the random numbers, to a column's largest element."""
 
+MAGNITUDE = 4
+"""Factors are filled up to as many rows: of numbers with as many binary digits, or up
+to three more."""
+
 
 @dataclass(frozen=True)
 class Alike:
@@ -35,13 +39,40 @@ class Alike:
         slots: which of the bucket they are; g.
         residuals: [g, rows, columns].
         factors: [g, rows, rank] and [g, columns, rank], the left and the right ones.
-        start: what the factors were at first.
     """
 
     slots: Sequence[int]
     residuals: torch.Tensor
     factors: Sequence[torch.Tensor]
-    start: Sequence[torch.Tensor]
+
+
+class Together:
+    """Factors of one side, one rank and about as many rows, which become bases.
+
+    Args:
+        factors: [g, n, rank] of each shape, as they are at first.
+    """
+
+    def __init__(self, factors: Sequence[torch.Tensor]) -> None:
+        self._sizes = [(len(of_shape), of_shape.shape[1]) for of_shape in factors]
+        most_rows = max(rows for _, rows in self._sizes)
+        shape = sum(g for g, _ in self._sizes), most_rows, factors[0].shape[2]
+        self._columns = factors[0].new_zeros(shape)
+        self._places = self._of_shapes(self._columns)
+        torch._foreach_copy_(self._places, list(factors))
+        self._noise = NOISE * self._columns
+
+    def bases(self, factors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return ``factors``, as many as at first, with orthonormal columns."""
+        torch._foreach_copy_(self._places, list(factors))
+        return self._of_shapes(orthonormalised(self._columns, self._noise))
+
+    def _of_shapes(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part of each shape; behind shorter ones there are zeros."""
+        parts = whole.split([g for g, _ in self._sizes])
+        return [
+            part[:, :rows] for part, (_, rows) in zip(parts, self._sizes, strict=True)
+        ]
 
 
 class PowerSgdAtOnce(PowerSgdCompressor):
@@ -62,6 +93,12 @@ class PowerSgdAtOnce(PowerSgdCompressor):
             for matrix, alike in of_shape.items()
             if matrix is not None
         ]
+        self._together = [self._grouped(side) for side in (0, 1)]
+
+    def add_together(self, gradients: torch.Tensor) -> None:
+        """Add the gradients to the residuals."""
+        parts = gradients.split([slot.numel for slot in self.slots])
+        torch._foreach_add_(self.state[RESIDUAL], list(parts))
 
     def encode(self) -> Message:
         """Return this rank's share of the mean, [n] float32: factors, then the rest."""
@@ -86,18 +123,10 @@ class PowerSgdAtOnce(PowerSgdCompressor):
     def _orthonormal(self) -> list[torch.Tensor]:
         """Return the factors that are known, orthonormalised: [g, n, rank] each."""
         known = not self._is_even
-        of_shape: dict[torch.Size, list[int]] = {}
-        for number, alike in enumerate(self._alike):
-            of_shape.setdefault(alike.factors[known].shape[1:], []).append(number)
         bases = [self._left] * len(self._alike)
-        for numbers in of_shape.values():
-            together = [self._alike[number] for number in numbers]
-            whole = orthonormalised(
-                torch.cat([alike.factors[known] for alike in together]),
-                torch.cat([alike.start[known] for alike in together]),
-            )
-            each = whole.split([len(alike.slots) for alike in together])
-            self._by_slot(bases, numbers, each)
+        for numbers, together in self._together[known]:
+            factors = [self._alike[number].factors[known] for number in numbers]
+            self._by_slot(bases, numbers, together.bases(factors))
         return bases
 
     def _taken(self, alike: Alike, basis: torch.Tensor) -> torch.Tensor:
@@ -111,18 +140,29 @@ class PowerSgdAtOnce(PowerSgdCompressor):
 
     def _laid(self, matrix: Matrix, slots: Sequence[int]) -> Alike:
         """Lay what is remembered of these slots end to end."""
-        shape = len(slots), matrix.rows, matrix.columns
+        residuals = self._end_to_end(RESIDUAL, slots)
         factors = self._end_to_end(FACTORS, slots).view(len(slots), -1)
-        left, right = (
-            side.unflatten(1, (-1, matrix.rank))
-            for side in factors.tensor_split([matrix.rows * matrix.rank], dim=1)
-        )
+        sides = factors.tensor_split([matrix.rows * matrix.rank], dim=1)
         return Alike(
-            slots=slots,
-            residuals=self._end_to_end(RESIDUAL, slots).view(shape),
-            factors=(left, right),
-            start=(left.clone(), right.clone()),
+            slots,
+            residuals.view(len(slots), matrix.rows, matrix.columns),
+            [side.unflatten(1, (-1, matrix.rank)) for side in sides],
         )
+
+    def _grouped(self, side: int) -> list[tuple[list[int], Together]]:
+        """Return which shapes' factors of a side are orthonormalised together."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, alike in enumerate(self._alike):
+            _, rows, rank = alike.factors[side].shape
+            about = rows.bit_length() // MAGNITUDE
+            groups.setdefault((rank, about), []).append(number)
+        return [
+            (
+                numbers,
+                Together([self._alike[number].factors[side] for number in numbers]),
+            )
+            for numbers in groups.values()
+        ]
 
     def _end_to_end(self, quantity: str, slots: Sequence[int]) -> torch.Tensor:
         """Return a quantity of these slots, flat; their state is parts of it."""
@@ -146,19 +186,21 @@ class PowerSgdAtOnce(PowerSgdCompressor):
             every[slot] = one
 
 
-def orthonormalised(factors: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def orthonormalised(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Return the columns of each matrix, made orthonormal from the first to the last.
 
     Args:
-        factors: [g, n, r], r at most n.
-        start: as many random numbers; equal ones give equal columns.
+        columns: [g, n, r], r at most n.
+        noise: as many random numbers, about :data:`NOISE`; what is zero in both stays
+            so. Equal arguments give equal results.
     """
-    largest = factors.abs().amax(dim=1, keepdim=True)
-    largest.clamp_min_(torch.finfo(factors.dtype).tiny)
-    columns = (factors / largest).split(1, dim=2)
-    noise = (NOISE * start).split(1, dim=2)
-    bases = torch.empty_like(factors)
-    for number, (column, random) in enumerate(zip(columns, noise, strict=True)):
+    largest = columns.abs().amax(dim=1, keepdim=True)
+    largest.clamp_min_(torch.finfo(columns.dtype).tiny)
+    scaled = (columns / largest).split(1, dim=2)
+    bases = torch.empty_like(columns)
+    for number, (column, random) in enumerate(
+        zip(scaled, noise.split(1, dim=2), strict=True)
+    ):
         before = bases[:, :, :number]
         left = _across(before, column) + random
         left = _across(before, _across(before, left))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from comm_plan.compressors.base import RESIDUAL, VELOCITY, Context, Message, Slot
-from comm_plan.compressors.momentum import mask
+from comm_plan.compressors.momentum import Momentum, mask
 from comm_plan.compressors.selection import SMALL_ON_GPU, Stretches
 from comm_plan.compressors.topk import TopKCompressor
 from comm_plan.plans.compression import TopK
@@ -70,6 +70,21 @@ class TopKAtOnce(TopKCompressor):
         if kept is not None:
             kept.copy_(step)
 
+    def add_together(self, gradients: torch.Tensor) -> None:
+        """Accumulate all; from large ones, select."""
+        parts = gradients.split(self._numels)
+        for index, gradient in enumerate(parts):
+            if index not in self._steps:
+                super().add(index, gradient)
+        for run in self._runs:
+            momentum = self._momentum_of(run)
+            if self.spec.clip_norm is None and momentum is not None:
+                self._fit_message()
+                self._accumulate(run, torch.cat(parts[run.slots]), momentum)
+            else:
+                for index in range(run.slots.start, run.slots.stop):
+                    self.add(index, parts[index])
+
     def encode(self) -> Message:
         """Select from the small ones; return (values, indices), by tensor."""
         for run in self._runs:
@@ -100,6 +115,22 @@ class TopKAtOnce(TopKCompressor):
         for run in self._runs:
             numels, ks = self._numels[run.slots], self._ks[run.slots]
             run.stretches = Stretches(numels, ks, device)
+
+    def _momentum_of(self, run: Run) -> Momentum | None:
+        """Return the momentum of all of the run; None: not all have the same."""
+        if VELOCITY not in run.whole or self.context.momentum_of is None:
+            return Momentum()
+        names = [slot.name for slot in self.slots[run.slots]]
+        first, *others = set(map(self.context.momentum_of, names))
+        return None if others else first
+
+    def _accumulate(self, run: Run, gradient: torch.Tensor, momentum: Momentum) -> None:
+        """Add the gradients of a run, end to end, or what momentum makes of them."""
+        step = gradient
+        if VELOCITY in run.whole:
+            step = momentum.accelerate(run.whole[VELOCITY], gradient)
+            run.whole[STEP].copy_(step)
+        run.whole[RESIDUAL] += step
 
     def _select(self, run: Run) -> None:
         assert run.stretches is not None

@@ -250,10 +250,7 @@ def _seconds(
         _empty(compressor)
         compressor.step = len(own)
         begin_s = _now(device)
-        for index in range(tensors):
-            if not compressor.carries_nonfinite:
-                gradient.sum()
-            compressor.add(index, gradient, second_moment)
+        _add(compressor, gradient, second_moment)
         added_s = _now(device)
         compressor.agree(LocalTransport(device))
         message = compressor.encode()
@@ -269,6 +266,23 @@ def _seconds(
         of_all / tensors for of_all in laps.together(own[_WARMUP:])
     )
     return add_s, encode_s, decode_s, max(0.0, (both_s - 2 * decode_s) / FURTHER)
+
+
+def _add(
+    compressor: Compressor, gradient: torch.Tensor, second_moment: torch.Tensor | None
+) -> None:
+    """Add ``gradient`` for every tensor, as the engine does."""
+    tensors = len(compressor.slots)
+    if compressor.takes_together:
+        gradients = gradient.repeat(tensors)
+        if not compressor.carries_nonfinite:
+            gradients.sum()
+        compressor.add_together(gradients)
+        return
+    for index in range(tensors):
+        if not compressor.carries_nonfinite:
+            gradient.sum()
+        compressor.add(index, gradient, second_moment)
 
 
 def _hand_out(

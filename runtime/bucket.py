@@ -7,7 +7,7 @@ that waits for it. Nobody else touches a bucket while it is under way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from comm_plan.runtime.momentum import MomentumOf
 from comm_plan.runtime.state import Remembered
 from comm_plan.runtime.status import Flagged
 from comm_plan.transports.base import Transport
+
+TOGETHER_NUMEL = 2**26
+"""No more elements are copied to be taken together; of as many as this tensors are so
+large that what is launched for each does not count."""
 
 
 class BucketExchange:
@@ -59,6 +63,7 @@ class BucketExchange:
         self._share = share
         self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rooms: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, torch.Tensor] = {}
         self._carried: dict[int, torch.Tensor] = {}
         self._before: dict[int, dict[str, torch.Tensor]] = {}
         self._applied: dict[int, tuple[TensorWeakRef, int]] = {}
@@ -73,17 +78,43 @@ class BucketExchange:
         self.compressor.step = step
         self.compressor.density_floor = density_floor
         self._rooms.clear()
+        self._kept.clear()
 
     def add(
         self, index: int, gradient: torch.Tensor, second_moment: torch.Tensor | None
     ) -> None:
-        """Take the gradient of parameter ``index``: flat [numel], or sparse."""
+        """Take the gradient of parameter ``index``: flat [numel], or sparse.
+
+        Keep it, if the compressor takes those of the bucket together.
+        """
         if index in self._carried:
             if gradient.is_sparse:
                 gradient = flat(gradient.to_dense())
             carried = self._carried[index].to(gradient.device, gradient.dtype)
             gradient = gradient + carried
-        self.compressor.add(index, gradient, second_moment)
+        if self.compressor.takes_together:
+            self._kept[index] = gradient
+        else:
+            self.compressor.add(index, gradient, second_moment)
+
+    def take_kept(self, admit: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Give the compressor the gradients that were kept, which are all, if any.
+
+        Args:
+            admit: is given the name and the numbers of a gradient, or of all of them,
+                end to end, and returns what the compressor may see.
+        """
+        if not self._kept:
+            return
+        names = self.planned.tensors
+        gradients = [self._kept[index] for index in range(len(names))]
+        self._kept.clear()
+        if sum(gradient.numel() for gradient in gradients) <= TOGETHER_NUMEL:
+            whole = torch.cat(gradients)
+            self.compressor.add_together(admit(f"{names[0]} to {names[-1]}", whole))
+            return
+        for index, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
+            self.compressor.add(index, admit(name, gradient))
 
     def add_zero(self, index: int) -> None:
         """Contribute zero for parameter ``index``, which got no gradient."""
@@ -98,7 +129,7 @@ class BucketExchange:
         NaN where that reaches all ranks; else zero, and flags have to tell them.
         """
         if self.compressor.carries_nonfinite:
-            self.compressor.add(index, self._filled(index, torch.nan))
+            self.add(index, self._filled(index, torch.nan), None)
         else:
             self.add_zero(index)
 
@@ -157,7 +188,7 @@ class BucketExchange:
         if room is None or room.is_conj():
             room = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         view = self.compressor.view(index) if self._share else None
-        if view is not None and room.is_contiguous():
+        if view is not None and view.dtype == room.dtype and room.is_contiguous():
             room = self._shaped_view(index, view)
         self._rooms[index] = room
 

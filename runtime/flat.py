@@ -55,9 +55,14 @@ def broadcast_tensors(
         own = [flat(tensor) for tensor in group]
         buffer = torch.cat(own)
         transport.broadcast(buffer, root)
+        if transport.rank == root:
+            continue
         parts = buffer.split([part.numel() for part in own])
-        for tensor, part in zip(group, parts, strict=True):
-            tensor.data.copy_(shaped(part, tensor))
+        # One launch on a GPU, where as many as there are tensors take milliseconds.
+        torch._foreach_copy_(
+            [tensor.data for tensor in group],
+            [shaped(part, tensor) for tensor, part in zip(group, parts, strict=True)],
+        )
 
 
 def align_tensors(transport: Transport, tensors: Sequence[torch.Tensor]) -> None:

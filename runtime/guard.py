@@ -6,7 +6,8 @@ the one figure that is looked at is the sum of its squares.
 
 On the CPU a gradient is looked at when it arrives. On CUDA the host must not wait for
 the device inside a hook, so the decision is made there: a gradient that is not finite
-is replaced by zeros on the device, and the flag is read with the step's status.
+is replaced by zeros on the device, and the flag is read with the step's status. Those
+of a bucket that are taken together are looked at, and replaced, together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Guard:
         """Return gradient and second moment, both zero if the gradient is not finite.
 
         Args:
-            name: the parameter's.
+            name: the parameter's, or of all whose gradients lie end to end.
             gradient: [numel].
             second_moment: [numel], where there is one.
         """
@@ -43,7 +44,7 @@ class Guard:
             self.names.append(name)
             zero = torch.zeros_like(gradient)
             return zero, None if second_moment is None else zero
-        finite = torch.isfinite(_size(gradient, second_moment))
+        finite = _size(gradient, second_moment) < math.inf  # NaN is not, either
         self._finite.append(finite)
         if second_moment is not None:
             second_moment = torch.where(finite, second_moment, 0)
@@ -61,6 +62,10 @@ class Guard:
 
 def _size(gradient: torch.Tensor, second_moment: torch.Tensor | None) -> torch.Tensor:
     """Return a number that is finite if, and only if, both may be remembered."""
-    values = gradient.float()
-    squares = values.dot(values)
-    return squares if second_moment is None else squares + second_moment.sum()
+    size: torch.Tensor
+    if gradient.is_cuda:  # whose dot takes no more than 2^31 elements
+        size = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    else:
+        values = gradient.float()
+        size = values.dot(values)
+    return size if second_moment is None else size + second_moment.sum()

@@ -216,12 +216,24 @@ class Step:
         second_moment: torch.Tensor | None,
     ) -> None:
         """Hand ``gradient``, flat or sparse, to ``bucket``; keep inf and NaN out."""
-        if not bucket.compressor.carries_nonfinite:
+        compressor = bucket.compressor
+        if not (compressor.carries_nonfinite or compressor.takes_together):
             gradient, second_moment = self._guard.admit(
                 place.name, gradient, second_moment
             )
         bucket.add(place.index, gradient, second_moment)
         bucket.make_room(place.index)
+
+    def _admit_kept(self, bucket: BucketExchange) -> None:
+        """Let the compressor take what ``bucket`` has kept, without inf and NaN."""
+
+        def admit(name: str, gradient: torch.Tensor) -> torch.Tensor:
+            if bucket.compressor.carries_nonfinite:
+                return gradient
+            admitted, _ = self._guard.admit(name, gradient, None)
+            return admitted
+
+        bucket.take_kept(admit)
 
     def _second_moment(
         self, bucket: BucketExchange, parameter: nn.Parameter, is_left: bool
@@ -247,6 +259,7 @@ class Step:
         return self._setup.buckets[len(self._launched) :]
 
     def _launch(self, bucket: BucketExchange) -> None:
+        self._admit_kept(bucket)
         number = len(self._launched)
         self.moments.ready[number] = self.moments.now()
         is_last = number + 1 == len(self._setup.buckets)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from comm_plan.compressors.base import Compressor, may_take_together
+from comm_plan.plans.compression import KINDS
 from comm_plan.report.timeline import Timeline
 from comm_plan.tests.support import documents
 from comm_plan.tests.support import timelines as drawn
@@ -91,6 +93,19 @@ def command(
 ) -> Command:
     """The command line in this process."""
     return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(params=["a tensor at a time", "at once, as on a GPU"])
+def as_on_a_gpu_too(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compress as a CPU does, and by what is made for a GPU."""
+    if request.param == "a tensor at a time":
+        return
+    for spec in KINDS.values():
+        if spec.on_gpu is not None:
+            monkeypatch.setattr(spec, "implementation", spec.on_gpu)
+    monkeypatch.setattr(Compressor, "takes_together", property(may_take_together))
 
 
 @pytest.fixture

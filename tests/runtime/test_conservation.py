@@ -23,6 +23,8 @@ from comm_plan.plans import (
 from comm_plan.tests.runtime.trainings import Failing, plan_for
 from comm_plan.tests.support.harness import run_ranks
 
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
+
 RANKS = 2
 WIDTH = 6
 METHODS = {

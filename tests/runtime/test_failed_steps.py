@@ -320,6 +320,7 @@ class Owned(nn.Parameter):
         torch.Tensor.grad.__set__(self, gradient)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu_too")
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("method", [*trainings.METHODS, "rows"])
 def test_no_other_thread_touches_what_the_program_may_take_away(method, share):

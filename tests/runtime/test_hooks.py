@@ -19,7 +19,8 @@ from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
 ROOT = Path(comm_plan.__file__).parent
-PRIVATE = re.compile(r"\btorch\._(?!_)|_execution_engine|_current_graph_task")
+# PyTorch documents its operations on lists of tensors, _foreach_add_ and others.
+PRIVATE = re.compile(r"\btorch\._(?!_|foreach_)|_execution_engine|_current_graph_task")
 ROOMS = [
     folder
     for folder in sorted(ROOT.iterdir())

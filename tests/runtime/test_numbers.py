@@ -19,6 +19,8 @@ from comm_plan.runtime.guard import Guard
 from comm_plan.tests.runtime.trainings import plan_for
 from comm_plan.tests.support.harness import run_ranks
 
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
+
 RANKS = 3
 REFUSED = [(math.nan, rank) for rank in range(RANKS)]
 REFUSED += [(math.inf, 1), (-math.inf, 2), (3e38, 0), (3e38, "all")]
