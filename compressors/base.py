@@ -138,6 +138,10 @@ class Compressor(ABC, Generic[SpecT]):
         self.step = 0
         self.density_floor = 0.0
 
+    means: Sequence[torch.Tensor] = ()
+    """Those of all tensors, flat, once messages are decoded; empty: none lies ready,
+    :meth:`write` makes each."""
+
     takes_rows = False
     """Whether :meth:`add` also takes sparse gradients, and :meth:`sparse_mean` gives
     their means."""
@@ -224,9 +228,9 @@ class Compressor(ABC, Generic[SpecT]):
     def decode(self, messages: Sequence[Message]) -> None:
         """Take the summed message (one) or every rank's message, by rank."""
 
-    @abstractmethod
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` [numel] with the mean over ranks of tensor ``index``."""
+        out.copy_(self.means[index])
 
     def is_finite(self) -> bool:
         """Return whether no mean holds inf or NaN, if it ``carries_nonfinite``.

@@ -48,5 +48,5 @@ class DenseCompressor(SummedCompressor[Dense]):
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Copy the mean to ``out``, unless it is there already."""
-        if out.data_ptr() != self._means[index].data_ptr():
-            out.copy_(self._means[index])
+        if out.data_ptr() != self.means[index].data_ptr():
+            super().write(index, out)

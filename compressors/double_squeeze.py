@@ -59,13 +59,13 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         begin = sum(parts[: context.rank])
         self._own = slice(begin, begin + parts[context.rank])
         self._residual, self.state[RESIDUAL] = self._by_slot(groups)
-        self._mean, self._means = self._by_slot(groups)
+        self._mean, self.means = self._by_slot(groups)
         self._records = self._new_records(sum(groups))
         self._received: torch.Tensor | None = None
 
     def view(self, index: int) -> torch.Tensor:
         """Return where the mean of tensor ``index`` lies, in float32."""
-        return self._means[index]
+        return self.means[index]
 
     def add(
         self,
@@ -101,10 +101,6 @@ class DoubleSqueezeCompressor(Compressor[DoubleSqueeze]):
         ((received,),) = messages
         self._received = received.view(-1, self.spec.record_nbytes)
         levels.read([self._received], self._mean, self.spec.bits)
-
-    def write(self, index: int, out: torch.Tensor) -> None:
-        """Copy the mean of tensor ``index`` to ``out``."""
-        out.copy_(self._means[index])
 
     def undo(self) -> None:
         """Return to the residuals the result: each rank takes its own part.

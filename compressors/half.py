@@ -47,7 +47,3 @@ class HalfCompressor(SummedCompressor[Half]):
     def add_together(self, gradients: torch.Tensor) -> None:
         """Do so with the whole bucket."""
         torch.mul(gradients.float(), self._share, out=self.buffer)
-
-    def write(self, index: int, out: torch.Tensor) -> None:
-        """Cast the mean back into ``out``."""
-        out.copy_(self._means[index])

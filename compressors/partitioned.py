@@ -46,7 +46,7 @@ class PartitionedCompressor(Compressor[SpecT]):
             self._steps = self._zeros()
             self._steps_by_slot = self._steps.split(self._numels)
         self._means = self._zeros()
-        self._means_by_slot = self._means.split(self._numels)
+        self.means = self._means.split(self._numels)
         self._written = torch.empty(0, dtype=torch.int32, device=context.device)
 
     @property
@@ -75,10 +75,6 @@ class PartitionedCompressor(Compressor[SpecT]):
             self._residual.add_(gradients)
         else:
             super().add_together(gradients)
-
-    def write(self, index: int, out: torch.Tensor) -> None:
-        """Overwrite ``out`` with its part of the mean over ranks."""
-        out.copy_(self._means_by_slot[index])
 
     def _largest_of(self, part: int, count: int) -> torch.Tensor:
         """Return the positions of the largest residuals of a part, ascending."""

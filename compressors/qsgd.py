@@ -55,6 +55,7 @@ class QsgdCompressor(Compressor[Qsgd]):
             self._values, self._parts = levels.in_groups(
                 numels, self._groups, spec.step_numel, context.device
             )
+            self.means = self._parts
 
     def add(
         self,
@@ -91,7 +92,7 @@ class QsgdCompressor(Compressor[Qsgd]):
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the mean of the ranks' estimates."""
         if self._at_once:
-            out.copy_(self._parts[index])
+            super().write(index, out)
             return
         bits = self.spec.bits
         of_ranks = [records[index] for records in self._received]

@@ -32,7 +32,6 @@ class SummedCompressor(Compressor[SpecT]):
         self._numels = [slot.numel for slot in self.slots]
         self.buffer = self._mean = torch.empty(0)
         self._views: tuple[torch.Tensor, ...] = ()
-        self._means: tuple[torch.Tensor, ...] = ()
 
     def allocate(self, dtype: torch.dtype) -> None:
         """Make the buffer, of zeros of this ``dtype``."""
@@ -49,7 +48,7 @@ class SummedCompressor(Compressor[SpecT]):
         """Take the summed buffer, which may be the one that was sent."""
         self._mean = messages[0][0]
         is_own = self._mean is self.buffer
-        self._means = self._views if is_own else self._mean.split(self._numels)
+        self.means = self._views if is_own else self._mean.split(self._numels)
 
     def is_finite(self) -> bool:
         """Look at the whole bucket at once."""

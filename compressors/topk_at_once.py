@@ -52,7 +52,6 @@ class TopKAtOnce(TopKCompressor):
         self._numels = [slot.numel for slot in self.slots]
         self._steps: dict[int, torch.Tensor | None] = {}  # of all that are in runs
         self._runs = [self._run(slots) for slots in runs_of(self._numels)]
-        self._means: Sequence[torch.Tensor] = ()
 
     def add(
         self,
@@ -98,11 +97,11 @@ class TopKAtOnce(TopKCompressor):
         mean = self._zeros()
         for values, indices in messages:
             mean.index_add_(0, self._bucket.across(indices), values, alpha=share)
-        self._means = mean.split(self._numels)
+        self.means = mean.split(self._numels)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with its part of the means."""
-        out.copy_(self._means[index])
+        out.copy_(self.means[index])
 
     def _fit_message(self) -> None:
         """Say anew what is to be selected where a density warm-up changed the ks."""

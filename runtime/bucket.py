@@ -205,6 +205,21 @@ class BucketExchange:
             self.compressor.write(index, mean)
             room.copy_(shaped(mean, room))
 
+    def write_all(self, indices: Sequence[int]) -> None:
+        """Write those means; where they lie ready, all at once."""
+        means = self.compressor.means
+        rooms, ready = [], []
+        for index in indices:
+            if not means or not self._rooms[index].is_contiguous():
+                self.write(index)
+                continue
+            room = flat(self._rooms[index])
+            if room.data_ptr() != means[index].data_ptr():
+                rooms.append(room)
+                ready.append(means[index])
+        if rooms:
+            torch._foreach_copy_(rooms, ready)
+
     def hand_out(self, index: int) -> None:
         """Let ``.grad`` of parameter ``index`` be its room, if it has one by now."""
         room, parameter = self._rooms.get(index), self.parameters[index]

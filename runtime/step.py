@@ -281,9 +281,7 @@ class Step:
         """Exchange a bucket, write the means of what this rank used."""
         self.moments.start[number] = self.moments.now()
         highest = bucket.exchange(self._setup.channel, flags)
-        for index, used in enumerate(self._used[number]):
-            if used:
-                bucket.write(index)
+        bucket.write_all([i for i, used in enumerate(self._used[number]) if used])
         self.moments.finish[number] = self.moments.now()
         if self._setup.on_reduced is not None:
             bucket.hand_out_all()  # which is the callback's here
