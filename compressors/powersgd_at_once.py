@@ -156,11 +156,9 @@ class PowerSgdAtOnce(PowerSgdCompressor):
             _, rows, rank = alike.factors[side].shape
             about = rows.bit_length() // MAGNITUDE
             groups.setdefault((rank, about), []).append(number)
+        of_shapes = [alike.factors[side] for alike in self._alike]
         return [
-            (
-                numbers,
-                Together([self._alike[number].factors[side] for number in numbers]),
-            )
+            (numbers, Together([of_shapes[number] for number in numbers]))
             for numbers in groups.values()
         ]
 

@@ -79,7 +79,9 @@ class TopKAtOnce(TopKCompressor):
             momentum = self._momentum_of(run)
             if self.spec.clip_norm is None and momentum is not None:
                 self._fit_message()
-                self._accumulate(run, torch.cat(parts[run.slots]), momentum)
+                start = sum(self._numels[: run.slots.start])
+                own = gradients.narrow(0, start, len(run.whole[RESIDUAL]))
+                self._accumulate(run, own, momentum)
             else:
                 for index in range(run.slots.start, run.slots.stop):
                     self.add(index, parts[index])

@@ -55,6 +55,7 @@ from comm_plan.plans.profile import (
 from comm_plan.plans.run import (
     BucketTraffic,
     Evaluation,
+    Following,
     IterationTimes,
     Replan,
     RunRecord,
@@ -103,6 +104,7 @@ __all__ = [
     "EmulatedLink",
     "Evaluation",
     "Fit",
+    "Following",
     "Fp16",
     "Hybrid",
     "Inputs",

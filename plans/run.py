@@ -92,13 +92,25 @@ class Replan(Value):
     predicted_s: Seconds
 
 
+class Following(Value):
+    """What following the network came to, so far.
+
+    ``windows`` is how often the ranks held what they measured against what was
+    expected; ``kept`` how often a change lasted, and the plan was the best still.
+    """
+
+    windows: Count = 0
+    kept: Count = 0
+
+
 class RunRecord(Document):
     """What was run, how long it took, what it sent and how well the model does.
 
     The plan is the one that the run began with; ``replans`` are those that followed,
-    and ``traffic``, ``timing`` and ``predicted_timing`` are of the last one. ``timing``
-    holds medians over the steps, rank 0's; ``losses`` its training loss in each step,
-    None where that was inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
+    and ``traffic``, ``timing`` and ``predicted_timing`` are of the last one; without
+    ``following`` nobody looked for reasons to change it. ``timing`` holds medians over
+    the steps, rank 0's; ``losses`` its training loss in each step, None where that was
+    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``.
     Each batch was cut into ``micro_batches``, for second moments where these are not
     exact; 1: whole. Of a user's own loop the ``seed`` is not known, and losses only as
     far as it told them; where stock DDP averaged the gradients, the ``solver`` is
@@ -133,6 +145,7 @@ class RunRecord(Document):
     timing: Timing | None = None
     predicted_timing: Timing | None = None
     replans: tuple[Replan, ...] = ()
+    following: Following | None = None
     emulated_link: EmulatedLink | None = None
     parameters_sha256: Name | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.plans import BucketTraffic, RunRecord
+from comm_plan.plans import BucketTraffic, Following, RunRecord
 from comm_plan.report.facts import Fact, emulated, local
 
 
@@ -70,6 +70,8 @@ def _setting(record: RunRecord) -> Iterator[Fact]:
     for replan in record.replans:
         before, after = map(units.seconds, (replan.corrected_s, replan.predicted_s))
         yield f"new plan, step {replan.step}", f"{before} to {after}: {replan.reason}"
+    if record.following is not None:
+        yield "adapting", _followed(record.following)
     yield from emulated(record.emulated_link)
     steps = str(record.steps)
     if record.skipped_steps:
@@ -79,6 +81,15 @@ def _setting(record: RunRecord) -> Iterator[Fact]:
         yield local(record.local_steps)
     if record.micro_batches > 1:
         yield "second moments", f"from {record.micro_batches} micro-batches"
+
+
+def _followed(following: Following) -> str:
+    times = units.counted(following.windows, "time")
+    looked = f"compared {times} with what was expected"
+    if not following.kept:
+        return looked
+    kept = units.counted(following.kept, "time")
+    return f"{looked}; {kept} a change lasted, and the plan was the best still"
 
 
 def _times(record: RunRecord) -> Iterator[Fact]:

@@ -50,7 +50,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from typing_extensions import Self
 
 from comm_plan.errors import CollectiveError, InputError, NonFiniteError, RunError
-from comm_plan.plans import Plan, Replan
+from comm_plan.plans import Following, Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import (
     check_device,
@@ -134,6 +134,7 @@ class Engine(Joinable):
         plan: the plan in execution.
         last_moments: when what happened in the last step; None before the first.
         replans: every change of the plan so far.
+        following: what came of looking for reasons to change it; None: nobody does.
         between_steps: is called on all ranks once the means of a step are there,
             before the optimizer takes them; None: nothing is.
 
@@ -185,6 +186,7 @@ class Engine(Joinable):
         self.last_step_skipped = False
         self.last_moments: Moments | None = None
         self.replans: list[Replan] = []
+        self.following: Following | None = None
         self.between_steps: Callable[[], None] | None = None
         self._listening = True
         self._closed = False

@@ -211,6 +211,7 @@ class EngineRecorder(Recorder):
             "timing": median_timing(_warm(self._step_seconds)),
             "predicted_timing": last.predicted and last.predicted.timing,
             "replans": tuple(self._engine.replans),
+            "following": self._engine.following,
         }
 
     def _traffic(self) -> Traffic | None:

@@ -27,7 +27,7 @@ from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
-from comm_plan.plans import Network, Plan, Profile, Replan, Timing
+from comm_plan.plans import Following, Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.timing import StepSeconds, median_timing
@@ -73,7 +73,8 @@ class Adaptation:
     """Watches an engine, and swaps its plan when the run is not as predicted.
 
     Every rank makes one for its engine, and calls :meth:`close` at the end. New plans
-    come from the same solver; ``engine.replans`` says when and why.
+    come from the same solver; ``engine.replans`` says when and why, and
+    ``engine.following`` how often the plan was looked at.
 
     Args:
         engine: its plan must have been solved from these documents.
@@ -112,6 +113,7 @@ class Adaptation:
         self._solver = ThreadPoolExecutor(1, thread_name_prefix="comm-plan-adapt")
         self._solving: Future[_Proposal] | None = None
         engine.between_steps = self._after_step
+        engine.following = Following()
 
     def close(self) -> None:
         """Stop watching."""
@@ -144,8 +146,11 @@ class Adaptation:
                     least_s = map(min, zip(*probes_s, strict=True))
                     self._observe(of_all_ranks(timings), list(least_s))
         agreed: _Proposal | None = ranks.broadcast_object(proposal)
-        if agreed is not None:
-            self._take(agreed)
+        stays = agreed is not None and not self._take(agreed)
+        before = self._engine.following or Following()
+        self._engine.following = Following(
+            windows=before.windows + 1, kept=before.kept + stays
+        )
 
     def _time_probes(self) -> list[float]:
         """Return the least seconds of some all-reduces of each size."""
@@ -220,14 +225,18 @@ class Adaptation:
         self._solving = None
         return proposal
 
-    def _take(self, proposal: _Proposal) -> None:
-        """Expect the corrected costs from now on; swap the plan if it is worth it."""
+    def _take(self, proposal: _Proposal) -> bool:
+        """Expect the corrected costs from now on; swap the plan if it is worth it.
+
+        Returns:
+            Whether it was.
+        """
         self._profile, self._network = proposal.profile, proposal.network
         self._left = proposal.left
         expected_s, self._expected_s = self._expected_s, proposal.expected_s
         new_s = _predicted_s(proposal.plan)
         if not self._is_worth(proposal.plan, new_s / proposal.expected_s):
-            return
+            return False
         change = Replan(
             step=self._engine.step,
             reason=proposal.reason,
@@ -240,6 +249,7 @@ class Adaptation:
         self._expected_s = new_s
         self._left = AS_EXPECTED
         self._settling = SETTLING
+        return True
 
 
 def _sent(plan: Plan, profile: Profile) -> float:

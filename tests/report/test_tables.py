@@ -5,6 +5,7 @@ from comm_plan.plans import (
     BucketTraffic,
     Contention,
     Evaluation,
+    Following,
     IterationTimes,
     LocalSteps,
     PhaseRates,
@@ -84,6 +85,23 @@ RECORD = RunRecord(
         Evaluation(step=100, epoch=2, metric="accuracy", value=0.9),
     ),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("following", "said"),
+    [
+        (Following(windows=1), "compared 1 time with what was expected"),
+        (
+            Following(windows=9, kept=1),
+            "compared 9 times with what was expected; 1 time a change lasted, and the "
+            "plan was the best still",
+        ),
+    ],
+)
+def test_a_run_says_how_often_its_plan_was_looked_at(following, said):
+    assert "adapting" not in dict(run_rows(RECORD))
+    record = RECORD.model_copy(update={"following": following})
+    assert dict(run_rows(record))["adapting"] == said
 
 
 def test_run_is_held_against_its_prediction():

@@ -22,7 +22,7 @@ from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
-from comm_plan.tuner.adaptation import Adaptation
+from comm_plan.tuner.adaptation import SETTLING, Adaptation
 from comm_plan.workloads.replay import Replay
 
 RANKS = 3
@@ -88,6 +88,8 @@ def run(links, steps=60):
             sent.append(sent_share(engine.plan))
         adaptation.close()
         engine.close()
+        watched = steps * len(links) - SETTLING * (1 + len(engine.replans))
+        assert engine.following.windows == watched // WINDOW
         return sent, [replan.step for replan in engine.replans]
 
     (sent, replans), *others = run_ranks(RANKS, rank)
