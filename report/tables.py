@@ -23,7 +23,13 @@ from comm_plan.report.facts import Fact
 from comm_plan.report.network import overview, table
 from comm_plan.report.plan import BUCKET_HEADER, bucket_rows, plan_rows
 from comm_plan.report.run import BUCKET_TRAFFIC_HEADER, bucket_traffic_rows, run_rows
-from comm_plan.report.tuning import TRIAL_HEADER, trial_rows, tuning_rows
+from comm_plan.report.tuning import (
+    JUDGED_HEADER,
+    TRIAL_HEADER,
+    judged_rows,
+    trial_rows,
+    tuning_rows,
+)
 
 LARGEST = 10  # tensors of a profile that are listed
 
@@ -61,6 +67,9 @@ def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
     elif isinstance(document, Tuning):
         yield _summary("tuning", tuning_rows(document))
         yield _listing("plans that were tried", TRIAL_HEADER, trial_rows(document))
+        judged = judged_rows(document)
+        if judged:
+            yield _listing("trained beside each other", JUDGED_HEADER, judged)
 
 
 def profile_rows(profile: Profile) -> list[Fact]:

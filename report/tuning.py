@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from comm_plan import units
-from comm_plan.plans import Trial, Tuning
+from comm_plan.plans import Curve, Trial, Tuning
+from comm_plan.plans.tuning import LARGEST_LOSS
 from comm_plan.report.facts import Fact, emulated
 
 TRIAL_HEADER = ("plan", "sends", "predicted", "measured", "of DDP's", "iterations")
@@ -28,6 +31,26 @@ def trial_rows(tuning: Tuning) -> list[tuple[str, ...]]:
     """Return one row for each plan under :data:`TRIAL_HEADER`, the fastest first."""
     order = sorted(tuning.trials, key=lambda t: t.measured_s or float("inf"))
     return [_trial(trial, tuning.trials[0]) for trial in order]
+
+
+JUDGED_HEADER = ("plan", "seeds", "of training", "loss at the end")
+
+
+def judged_rows(tuning: Tuning) -> list[tuple[str, ...]]:
+    """Return one row under :data:`JUDGED_HEADER` for each plan that was judged by loss.
+
+    The loss is a running mean, of each seed; the seconds are the seeds' mean.
+    """
+    return [
+        _judged(trial.name, trial.curves) for trial in tuning.trials if trial.curves
+    ]
+
+
+def _judged(name: str, curves: Sequence[Curve]) -> tuple[str, ...]:
+    seconds = sum(curve.seconds[-1] for curve in curves) / len(curves)
+    losses = [curve.losses[-1] for curve in curves]
+    ends = (f"{x:.3g}" if x <= LARGEST_LOSS else "diverged" for x in losses)
+    return name, str(len(curves)), units.seconds(seconds), ", ".join(ends)
 
 
 def _trial(trial: Trial, baseline: Trial) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 import pytest
 from rich.console import Console
 
-from comm_plan.plans import Evaluation
+from comm_plan.plans import Curve, Evaluation
 from comm_plan.report.comparison import comparison, has_to_fall, seconds_to
-from comm_plan.report.tuning import trial_rows, tuning_rows
+from comm_plan.report.tuning import judged_rows, trial_rows, tuning_rows
 from comm_plan.tests.support import documents as build
 
 PROFILE = build.profile([0.01, 0.02], [10, 20])
@@ -112,6 +112,23 @@ def test_runs_without_evaluations_have_no_such_columns():
     text = printed(comparison([("ddp", run(accuracies=()))], target=0.9))
     assert "accuracy" not in text
     assert "after" not in text
+
+
+def test_what_was_judged_by_loss_is_listed_with_the_loss_of_each_seed():
+    curves = [
+        Curve(seed=seed, seconds=(1.0, 2.0 + seed), losses=(3.0, end))
+        for seed, end in enumerate((0.5, 1e307))
+    ]
+    tuning = build.tuning(
+        PROFILE,
+        build.trial("threshold", 0.1, 0.2, curves[:1]),
+        build.trial("never", 0.1),
+        build.trial("topk", 0.1, 0.05, curves, lossless=False),
+    )
+    assert judged_rows(tuning) == [
+        ("threshold", "1", "2.00 s", "0.5"),
+        ("topk", "2", "2.50 s", "0.5, diverged"),
+    ]
 
 
 def test_trials_are_listed_from_the_fastest():
