@@ -10,6 +10,7 @@ from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
     from comm_plan.plans import EmulatedLink, Plan
+    from comm_plan.workloads.base import Workload
 
 
 def plan_for_these(
@@ -47,3 +48,14 @@ def plan_for_these(
     for line in said if here.rank == 0 else ():
         screen.say(line)
     return plan
+
+
+def compare_batches(path: Path, plan: Plan, workload: Workload) -> None:
+    """Say, on rank 0, that ``plan`` is for batches of another size."""
+    planned = plan.inputs and plan.inputs.batch_size
+    if planned is None or planned == workload.batch_size or place().rank:
+        return
+    screen.say(
+        f"{path} is for batches of {planned} a rank, these are of "
+        f"{workload.batch_size}: its predictions are for the former"
+    )

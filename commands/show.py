@@ -17,7 +17,8 @@ def show(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Of any kind, or a folder of tune; several run records side by side.",
+            help="Of any kind, or a folder of tune; run records of one model side by "
+            "side.",
         ),
     ],
     target: Annotated[
@@ -33,15 +34,21 @@ def show(
 
     documents = [path / TUNING_FILE if path.is_dir() else path for path in documents]
     found = {path: load_document(path) for path in documents}
-    runs = {path: of for path, of in found.items() if isinstance(of, RunRecord)}
-    if target is not None and len(runs) < 2:
-        raise InputError("--target is for several run records")
-    beside = runs if len(runs) > 1 else {}
+    of_model: dict[str, dict[Path, RunRecord]] = {}
+    for path, document in found.items():
+        if isinstance(document, RunRecord):
+            of_model.setdefault(document.model_fingerprint, {})[path] = document
+    comparable = [runs for runs in of_model.values() if len(runs) > 1]
+    if target is not None and not comparable:
+        raise InputError("--target is for several run records of one model")
+    beside = {path for runs in comparable for path in runs}
     for path, document in found.items():
         if path not in beside:
             for table in tables(document):
                 screen.show(table)
-    if beside:
-        names = arguments.names_of(list(beside), "run-")
-        pairs = list(zip(names, beside.values(), strict=True))
-        screen.show(comparison(pairs, target))
+    for runs in comparable:
+        names = arguments.names_of(list(runs), "run-")
+        pairs = list(zip(names, runs.values(), strict=True))
+        workload = pairs[0][1].workload
+        how = "side by side" if len(of_model) == 1 else f"{workload}, side by side"
+        screen.show(comparison(pairs, target, how))

@@ -129,7 +129,9 @@ def to_plan(
                 error_s=error_s and error_s / settings.round_steps,
             ),
             inputs=Inputs(
-                profile_sha256=problem.given.sha256, network_sha256=network.sha256
+                profile_sha256=problem.given.sha256,
+                network_sha256=network.sha256,
+                batch_size=profile.batch_size,
             ),
             emulated_link=network.emulated_link,
             momentum_correction=settings.momentum_correction

@@ -13,6 +13,7 @@ from comm_plan.plans.document import (
     MAX_TENSORS,
     Document,
     Name,
+    PositiveCount,
     Ranks,
     Seconds,
     Sentence,
@@ -74,10 +75,14 @@ class Predicted(Value):
 
 
 class Inputs(Value):
-    """Which profile and network the plan was computed from."""
+    """Which profile and network the plan was computed from.
+
+    ``batch_size`` is that of a rank, when the profile was measured.
+    """
 
     profile_sha256: Name
     network_sha256: Name
+    batch_size: PositiveCount | None = None
 
 
 class Plan(Document):

@@ -269,15 +269,15 @@ def test_a_prediction_of_more_than_a_year_is_refused(here, command):
 
 
 def run_record(median_s, **changes):
-    return RunRecord(
-        workload="two",
-        model_fingerprint=PROFILE.model.fingerprint,
-        backend="gloo",
-        world_size=2,
-        steps=9,
-        iteration=IterationTimes(count=6, median_s=median_s, p95_s=1, min_s=0),
-        **changes,
-    )
+    fields = {
+        "workload": "two",
+        "model_fingerprint": PROFILE.model.fingerprint,
+        "backend": "gloo",
+        "world_size": 2,
+        "steps": 9,
+        "iteration": IterationTimes(count=6, median_s=median_s, p95_s=1, min_s=0),
+    }
+    return RunRecord(**(fields | changes))
 
 
 def test_several_runs_are_shown_side_by_side(here, command):
@@ -295,6 +295,23 @@ def test_several_runs_are_shown_side_by_side(here, command):
         (("run-ddp.json", here / "run-ddp.json"), "give each file a name of its own"),
     ):
         assert refused in command("show", *words).stderr
+
+
+def test_only_runs_of_one_model_are_shown_side_by_side(here, command):
+    other = {"workload": "other", "model_fingerprint": "another"}
+    for name, changes in {
+        "run-a.json": {}, "run-b.json": {}, "run-c.json": other,
+    }.items():  # fmt: skip
+        run_record(0.3, solver="lags", **changes).save(here / name)
+    shown = command("show", "run-a.json", "run-c.json", "run-b.json").stderr
+    rows = [line.split() for line in shown.splitlines()]
+    assert "two, side by side" in shown
+    assert {"a", "b"} <= {row[0] for row in rows if "1.00x" in row}
+    assert not any(row[:1] == ["c"] for row in rows)
+    assert "workload" in shown
+    assert "other" in shown
+    refused = command("show", "run-a.json", "run-c.json", "--target", 1).stderr
+    assert "--target is for several run records of one model" in refused
 
 
 def test_solve_writes_a_plan_and_prints_every_solver(here, command):
@@ -592,6 +609,18 @@ def test_compare_says_that_a_plan_is_for_another_link(here, command):
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stderr.split())
     assert f"plan.json is for {link}, this run is on no emulated link" in said
+
+
+@pytest.mark.parametrize("verb", [("train", "--plan"), ("compare",)])
+@pytest.mark.parametrize("planned", [None, 32, 7])
+def test_that_a_plan_is_for_other_batches_is_said(here, command, verb, planned):
+    inputs = {"profile_sha256": "x", "network_sha256": "y", "batch_size": planned}
+    (here / "plan.json").write_text(json.dumps(plan(inputs=inputs)))
+    first, *option = verb
+    run = command(first, REPLAYED, *option, "plan.json", "--steps", 2)
+    assert run.returncode == 0, run.stderr
+    said = "plan.json is for batches of 7 a rank, these are of 32"
+    assert (said in " ".join(run.stderr.split())) == (planned == 7)
 
 
 @pytest.mark.parametrize("verb", [("train", "--plan"), ("compare",)])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -40,6 +42,13 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+_held: deque[dist.Work] = deque(maxlen=2)
+"""What has moved the last object. To destroy a group is to wait for gloo's threads with
+Python's lock held, and one of them may be about to give up the last reference to the
+tensors, which takes the lock: so it is not the last. Tensors of other collectives are
+given up before, as operations in between let go of the lock."""
 
 
 class TorchTransport(Transport):
@@ -187,17 +196,37 @@ class TorchTransport(Transport):
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather pickles."""
-        values: list[Any] = [None] * self.world_size
+        own = self._pickled(value)
         with _named("gather of objects"), self._on_device():
-            dist.all_gather_object(values, value, group=self._group)
-        return values
+            lengths = self._held_rows(own.new_tensor([own.numel()], dtype=torch.int64))
+            numels: list[int] = lengths.flatten().tolist()
+            padding = max(numels) - own.numel()
+            rows = self._held_rows(torch.nn.functional.pad(own, (0, padding)))
+            return [_unpickled(row[:n]) for row, n in zip(rows, numels, strict=True)]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Broadcast a pickle."""
-        box = [value]
+        own = self._pickled(value if self.rank == root else None)
+        length = own.new_tensor([own.numel()], dtype=torch.int64)
         with _named("broadcast of an object"), self._on_device():
-            dist.broadcast_object_list(box, src=self._in_world[root], group=self._group)
-        return box[0]
+            self._held_broadcast(length, root)
+            message = own if self.rank == root else own.new_empty(int(length.item()))
+            self._held_broadcast(message, root)
+            return value if self.rank == root else _unpickled(message)
+
+    def _pickled(self, value: Any) -> torch.Tensor:
+        """Return a pickle of ``value`` where the engine reads it, [n] uint8."""
+        pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        return pickled.to(self.device) if self.backend == "nccl" else pickled
+
+    def _held_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        gathered = tensor.new_empty(self.world_size * tensor.numel())
+        _hold(_all_gather(gathered, tensor, group=self._group, async_op=True))
+        return gathered.view(self.world_size, -1)
+
+    def _held_broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        source = self._in_world[root]
+        _hold(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
 
     def duplicate(self) -> TorchTransport:
         """Make a new process group of the same ranks and backend.
@@ -431,6 +460,17 @@ def _without_the_others(some: bool) -> Iterator[None]:
         yield
     finally:
         world.bound_device_id = bound
+
+
+def _hold(work: dist.Work | None) -> None:
+    """Wait for ``work``, and keep it for a while."""
+    assert work is not None
+    work.wait()
+    _held.append(work)
+
+
+def _unpickled(tensor: torch.Tensor) -> Any:
+    return pickle.loads(tensor.cpu().numpy().tobytes())
 
 
 @contextmanager
