@@ -42,7 +42,9 @@ def judged_rows(tuning: Tuning) -> list[tuple[str, ...]]:
     The loss is a running mean, of each seed; the seconds are the seeds' mean.
     """
     return [
-        _judged(trial.name, trial.curves) for trial in tuning.trials if trial.curves
+        _judged(trial.name, curves)
+        for trial in tuning.trials
+        if (curves := [curve for curve in trial.curves if curve.seconds])
     ]
 
 

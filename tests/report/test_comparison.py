@@ -122,7 +122,7 @@ def test_what_was_judged_by_loss_is_listed_with_the_loss_of_each_seed():
     tuning = build.tuning(
         PROFILE,
         build.trial("threshold", 0.1, 0.2, curves[:1]),
-        build.trial("never", 0.1),
+        build.trial("never", 0.1, None, [Curve(seed=0, seconds=(), losses=())]),
         build.trial("topk", 0.1, 0.05, curves, lossless=False),
     )
     assert judged_rows(tuning) == [
