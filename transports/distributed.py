@@ -44,11 +44,12 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-_held: deque[dist.Work] = deque(maxlen=2)
-"""What has moved the last object. To destroy a group is to wait for gloo's threads with
+_held: deque[dist.Work] = deque(maxlen=32)
+"""What has moved the last objects. To destroy a group is to wait for gloo's threads with
 Python's lock held, and one of them may be about to give up the last reference to the
-tensors, which takes the lock: so it is not the last. Tensors of other collectives are
-given up before, as operations in between let go of the lock."""
+tensors, which takes the lock: so it is not the last, even of a thread that has had no
+core for some collectives. Tensors of other collectives are given up before, as
+operations in between let go of the lock."""
 
 
 class TorchTransport(Transport):
