@@ -45,10 +45,10 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 
 _held: deque[dist.Work] = deque(maxlen=32)
-"""What has moved the last objects. To destroy a group is to wait for gloo's threads with
-Python's lock held, and one of them may be about to give up the last reference to the
-tensors, which takes the lock: so it is not the last, even of a thread that has had no
-core for some collectives. Tensors of other collectives are given up before, as
+"""What has moved the last objects. To destroy a group is to wait for gloo's threads
+with Python's lock held, and one of them may be about to give up the last reference to
+the tensors, which takes the lock: so it is not the last, even of a thread that has had
+no core for some collectives. Tensors of other collectives are given up before, as
 operations in between let go of the lock."""
 
 
