@@ -52,10 +52,9 @@ class QsgdCompressor(Compressor[Qsgd]):
         self._at_once = loops(context.device) is None
         if self._at_once:
             numels = [slot.numel for slot in self.slots]
-            self._values, self._parts = levels.in_groups(
+            self._values, self.means = levels.in_groups(
                 numels, self._groups, spec.step_numel, context.device
             )
-            self.means = self._parts
 
     def add(
         self,
@@ -65,7 +64,7 @@ class QsgdCompressor(Compressor[Qsgd]):
     ) -> None:
         """Round ``gradient`` into the message, or keep it until all are there."""
         if self._at_once:
-            self._parts[index].copy_(gradient)
+            self.means[index].copy_(gradient)
             return
         rounding = self._rounding(index)
         records = self._by_slot[index]

@@ -113,13 +113,7 @@ class TorchTransport(Transport):
         has to pass P - 1 links anyway. Short messages pay for a second collective. In
         return, what was measured for :meth:`all_gather` predicts this call too.
         """
-        length = torch.full((1,), tensor.numel(), dtype=torch.int64, device=self.device)
-        lengths: list[int] = self.all_gather(length).flatten().tolist()
-        longest = max(lengths)
-        if tensor.numel() < longest:
-            tensor = torch.nn.functional.pad(tensor, (0, longest - tensor.numel()))
-        rows = self.all_gather(tensor)
-        return [row[:n] for row, n in zip(rows, lengths, strict=True)]
+        return _unequal(tensor, self.all_gather)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum and scatter."""
@@ -199,11 +193,7 @@ class TorchTransport(Transport):
         """Gather pickles."""
         own = self._pickled(value)
         with _named("gather of objects"), self._on_device():
-            lengths = self._held_rows(own.new_tensor([own.numel()], dtype=torch.int64))
-            numels: list[int] = lengths.flatten().tolist()
-            padding = max(numels) - own.numel()
-            rows = self._held_rows(torch.nn.functional.pad(own, (0, padding)))
-            return [_unpickled(row[:n]) for row, n in zip(rows, numels, strict=True)]
+            return list(map(_unpickled, _unequal(own, self._held_rows)))
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Broadcast a pickle."""
@@ -461,6 +451,19 @@ def _without_the_others(some: bool) -> Iterator[None]:
         yield
     finally:
         world.bound_device_id = bound
+
+
+def _unequal(
+    tensor: torch.Tensor, all_gather: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return every rank's tensor, by ``all_gather`` of the lengths, then of all."""
+    length = tensor.new_full((1,), tensor.numel(), dtype=torch.int64)
+    lengths: list[int] = all_gather(length).flatten().tolist()
+    longest = max(lengths)
+    if tensor.numel() < longest:
+        tensor = torch.nn.functional.pad(tensor, (0, longest - tensor.numel()))
+    rows = all_gather(tensor)
+    return [row[:n] for row, n in zip(rows, lengths, strict=True)]
 
 
 def _hold(work: dist.Work | None) -> None:
