@@ -14,6 +14,7 @@ from comm_plan.profiler import compression, compression_costs, measure
 from comm_plan.profiler import in_place as module
 from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.timings import Trial
+from comm_plan.profiler.whole_model import at_density, in_all
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.profiler.test_measure import Toy, chain
 from comm_plan.transports.local import LocalTransport
@@ -37,23 +38,37 @@ def digits():
     return workload, with_costs(profile, ["dense", "topk"])
 
 
+def backwards(profile, kind):
+    """Return ``profile`` with the costs of ``kind`` from the largest down."""
+    costs = profile.compression[kind]
+    seconds = [cost.model_dump(exclude={"numel"}) for cost in reversed(costs)]
+    turned = tuple(
+        cost.model_copy(update=other | {"density": cost.density})
+        for cost, other in zip(costs, seconds, strict=True)
+    )
+    compression = profile.compression | {kind: turned}
+    return profile.model_copy(update={"compression": compression})
+
+
 def all_alike(delay_s, thread_s):
     return lambda workload, plans, *_: [[(delay_s, thread_s) for _ in plans]]
 
 
+@pytest.mark.parametrize("larger_take_less", [False, True])
 def test_the_costs_of_all_tensors_add_up_to_what_the_training_showed(
-    digits, monkeypatch
+    digits, larger_take_less, monkeypatch
 ):
     workload, profile = digits
+    if larger_take_less:
+        profile = backwards(profile, "topk")
     monkeypatch.setattr(module, "_seen", all_alike(DELAY_S, THREAD_S))
     costs = in_place(workload, profile, LocalTransport())["topk"]
-    middle = [cost for cost in costs if cost.density == 0.01]
-    sizes = [cost.numel for cost in middle]
+    middle = at_density(costs, 0.01)
     numels = [tensor.numel for tensor in profile.tensors]
-    compress_s = np.interp(numels, sizes, [c.compress_s for c in middle])
-    codec_s = np.interp(numels, sizes, [c.codec_s(1) for c in middle])
-    assert compress_s.sum() == pytest.approx(DELAY_S)
-    assert codec_s.sum() + middle[0].bucket_s() == pytest.approx(THREAD_S)
+    compress_s = in_all(numels, middle, lambda cost: cost.compress_s)
+    codec_s = in_all(numels, middle, lambda cost: cost.codec_s(1))
+    assert compress_s == pytest.approx(DELAY_S)
+    assert codec_s + middle[0].bucket_s() == pytest.approx(THREAD_S)
 
 
 def test_other_densities_pass_over_the_same_memory(digits, monkeypatch):
