@@ -18,7 +18,7 @@ from comm_plan.commands.options import (
     WorkloadOptions,
     grouped,
 )
-from comm_plan.commands.planned import compare_batches, plan_for_these
+from comm_plan.commands.planned import compare_conditions, plan_for_these
 from comm_plan.commands.workload import load_workload
 from comm_plan.transports.ranks import place
 
@@ -64,7 +64,7 @@ def compare(
     chosen = [plan_for_these(plan, None, link, backend) for plan in plans]
     model = load_workload(workload, changes, optimizer, training.seed)
     for path, plan in zip(plans, chosen, strict=True):
-        compare_batches(path, plan, model)
+        compare_conditions(path, plan, model)
     with (
         launching.connected(ranks) as transport,
         screen.progress() as progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comm_plan import screen
+from comm_plan import screen, units
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
@@ -50,12 +50,18 @@ def plan_for_these(
     return plan
 
 
-def compare_batches(path: Path, plan: Plan, workload: Workload) -> None:
-    """Say, on rank 0, that ``plan`` is for batches of another size."""
-    planned = plan.inputs and plan.inputs.batch_size
-    if planned is None or planned == workload.batch_size or place().rank:
+def compare_conditions(path: Path, plan: Plan, workload: Workload) -> None:
+    """Say, on rank 0, what differs from how the plan's profile was measured."""
+    import torch
+
+    if plan.inputs is None or place().rank:
         return
-    screen.say(
-        f"{path} is for batches of {planned} a rank, these are of "
-        f"{workload.batch_size}: its predictions are for the former"
-    )
+    for planned, now, what in (
+        (plan.inputs.batch_size, workload.batch_size, "sample"),
+        (plan.inputs.threads, torch.get_num_threads(), "thread"),
+    ):
+        if planned is not None and planned != now:
+            screen.say(
+                f"{path} is for {units.counted(planned, what)} a rank, here are {now}: "
+                "its predictions are for the former"
+            )

@@ -21,7 +21,7 @@ from comm_plan.commands.options import (
     grouped,
 )
 from comm_plan.commands.output import finish
-from comm_plan.commands.planned import compare_batches, plan_for_these
+from comm_plan.commands.planned import compare_conditions, plan_for_these
 from comm_plan.commands.workload import load_workload
 from comm_plan.errors import InputError
 from comm_plan.transports.ranks import TIMEOUT_S, place
@@ -119,7 +119,7 @@ def train(
     )
     model = load_workload(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
-    compare_batches(plan, chosen, model)
+    compare_conditions(plan, chosen, model)
     total = training.steps if training.epochs is None else None
     with (
         launching.connected(ranks, timeout_s) as transport,

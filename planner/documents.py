@@ -132,6 +132,7 @@ def to_plan(
                 profile_sha256=problem.given.sha256,
                 network_sha256=network.sha256,
                 batch_size=profile.batch_size,
+                threads=profile.threads,
             ),
             emulated_link=network.emulated_link,
             momentum_correction=settings.momentum_correction

@@ -77,12 +77,14 @@ class Predicted(Value):
 class Inputs(Value):
     """Which profile and network the plan was computed from.
 
-    ``batch_size`` is that of a rank, when the profile was measured.
+    ``batch_size`` is that of a rank when the profile was measured, ``threads`` what
+    PyTorch had then, on CPUs.
     """
 
     profile_sha256: Name
     network_sha256: Name
     batch_size: PositiveCount | None = None
+    threads: PositiveCount | None = None
 
 
 class Plan(Document):

@@ -382,6 +382,12 @@ class Profile(Document):
         return self.model_copy(update={"tensors": tuple(map(_as_one, groups))})
 
     @property
+    def threads(self) -> int | None:
+        """How many PyTorch had, where the CPU is the device and it is known."""
+        told = self.environment.get("threads", "")
+        return int(told) if self.device.type == "cpu" and told.isdecimal() else None
+
+    @property
     def nbytes(self) -> int:
         """Size of all gradients in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -51,6 +51,7 @@ from comm_plan.plans.document import MAX_INTEGER
 from comm_plan.profiler.environment import usable_device
 from comm_plan.profiler.laps import Laps
 from comm_plan.profiler.timings import PassProgress
+from comm_plan.runtime.bucket import TOGETHER_NUMEL
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
 
@@ -273,7 +274,7 @@ def _add(
 ) -> None:
     """Add ``gradient`` for every tensor, as the engine does."""
     tensors = len(compressor.slots)
-    if compressor.takes_together:
+    if compressor.takes_together and tensors * gradient.numel() <= TOGETHER_NUMEL:
         gradients = gradient.repeat(tensors)
         if not compressor.carries_nonfinite:
             gradients.sum()

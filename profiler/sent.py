@@ -214,7 +214,7 @@ class _Watching:
                     seconds = busy_s(engine, spec.kind)
                 rows.append((share, seconds))
 
-            engine.between_steps = count
+            engine.between_steps(count)
             until_s = time.monotonic() + SECONDS
             for done in range(most):
                 late = done >= fewest and time.monotonic() > until_s

@@ -112,12 +112,12 @@ class Adaptation:
         self._settling = SETTLING
         self._solver = ThreadPoolExecutor(1, thread_name_prefix="comm-plan-adapt")
         self._solving: Future[_Proposal] | None = None
-        engine.between_steps = self._after_step
+        engine.between_steps(self._after_step)
         engine.following = Following()
 
     def close(self) -> None:
         """Stop watching."""
-        self._engine.between_steps = None
+        self._engine.between_steps(None)
         self._solver.shutdown(wait=True)
 
     def _after_step(self) -> None:

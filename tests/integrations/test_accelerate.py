@@ -46,7 +46,7 @@ def prepared():
 def test_the_engine_is_told_what_ddp_was_to_be_told(prepared, ddp, options, unused):
     _, engines, _, _ = prepared(ddp, **options)
     (engine,) = engines.values()
-    assert engine._setup.find_unused_parameters is unused
+    assert engine._steps.setup.find_unused_parameters is unused
 
 
 def test_memory_that_is_freed_holds_no_engine(prepared):

@@ -399,7 +399,7 @@ def test_on_a_full_disk_training_goes_on_with_a_warning(tmp_path, small_disk, ca
 
     @contextmanager
     def room_after_two_steps(engine):
-        engine.between_steps = lambda: engine.step == 3 and small_disk()
+        engine.between_steps(lambda: engine.step == 3 and small_disk())
         yield
 
     record = run(tmp_path / "a", 4, on_engine=room_after_two_steps)

@@ -163,7 +163,7 @@ def test_changing_plans_is_sgd_step_by_step(name, method, when):
             engine.swap(next(plans), replan(engine.step))
 
         if when != "after it":
-            engine.between_steps = swap
+            engine.between_steps(swap)
         for step in range(STEPS):
             optimizer.zero_grad()
             loss(model, transport.rank, step).backward()
@@ -241,10 +241,10 @@ def test_a_change_of_plans_that_no_step_follows_is_made_all_the_same():
     """Who drops the means of the step in which it was has the momentum too."""
     model, optimizer, engine = alone(TopK(density=1.0), momentum=0.9)
     steps(model, optimizer, 2)
-    engine.between_steps = lambda: engine.swap(plan_for(model, 1), replan())
+    engine.between_steps(lambda: engine.swap(plan_for(model, 1), replan()))
     velocity = {n: t["velocity"] for n, t in engine.remembered().items()}
     loss(model, 0, 2).backward()
-    engine.between_steps = None
+    engine.between_steps(None)
     assert not any("momentum_buffer" in state for state in optimizer.state.values())
     optimizer.zero_grad()
     loss(model, 0, 3)

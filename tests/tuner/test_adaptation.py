@@ -145,7 +145,9 @@ def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
             row += [getattr(bucket, moment) for bucket in timing.buckets]
         seen = SimpleNamespace(seconds=lambda: np.array(row))
         missed = SimpleNamespace(seconds=lambda: None)
-        engine = SimpleNamespace(plan=plan, transport=transport, step=0)
+        engine = SimpleNamespace(
+            plan=plan, transport=transport, step=0, between_steps=lambda callback: None
+        )
         adaptation = Adaptation(engine, PROFILE, network(FAST))
         for step in range(3 * WINDOW):
             none = transport.rank == 1 and step % 5 == 3
