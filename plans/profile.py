@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Annotated, ClassVar
@@ -385,7 +386,8 @@ class Profile(Document):
     def threads(self) -> int | None:
         """How many PyTorch had, where the CPU is the device and it is known."""
         told = self.environment.get("threads", "")
-        return int(told) if self.device.type == "cpu" and told.isdecimal() else None
+        is_known = self.device.type == "cpu" and re.fullmatch("[1-9][0-9]{0,5}", told)
+        return int(told) if is_known else None
 
     @property
     def nbytes(self) -> int:

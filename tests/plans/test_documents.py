@@ -9,7 +9,7 @@ from comm_plan.errors import DocumentError, OutputError
 from comm_plan.plans import DOCUMENTS, Network, Plan, Profile, RunRecord, fingerprint
 from comm_plan.plans.files import write_atomically
 from comm_plan.plans.schemas import schema_path, schema_text
-from comm_plan.tests.support.documents import run
+from comm_plan.tests.support.documents import profile_of, run, tensor
 
 PROFILE = {
     "schema": "comm-plan/profile",
@@ -254,6 +254,24 @@ def test_a_fit_uses_the_segment_of_the_size():
     fit = Network.from_json(json.dumps(NETWORK)).collectives["allreduce"].fit
     assert fit.seconds(999) == pytest.approx(1e-3 + 999e-8)
     assert fit.seconds(1000) == pytest.approx(2e-3 + 1000e-9)
+
+
+@pytest.mark.parametrize(
+    ("told", "device", "threads"),
+    [
+        ("16", "cpu", 16),
+        ("16", "cuda", None),
+        (None, "cpu", None),
+        ("0", "cpu", None),
+        ("many", "cpu", None),
+        ("9" * 9999, "cpu", None),
+    ],
+)
+def test_threads_are_told_of_cpus_where_they_can_be_believed(told, device, threads):
+    environment = {} if told is None else {"threads": told}
+    where = {"type": device, "name": "test"}
+    profile = profile_of([tensor("a", (2,))], environment=environment, device=where)
+    assert profile.threads == threads
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
