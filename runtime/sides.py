@@ -129,10 +129,10 @@ class EngineMomentum:
 
     def settle(self) -> None:
         """Let momentum change sides, even if the optimizer has not taken its means."""
-        if self._taken is not None:
+        if not self._is_corrected:
+            self.close()
+        elif self._taken is not None:
             self._taken.settle()
-            if not self._is_corrected:
-                self.close()
 
     def close(self) -> None:
         """Leave the optimizer as it was."""

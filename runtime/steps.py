@@ -130,7 +130,7 @@ class Steps:
     def shadow(self) -> None:
         """Take part in a step of other ranks, with gradients of zero."""
         self._momentum.settle()
-        self.follow_scale()
+        self._follow_scale()
         self.end_without_update()
 
     def skip(self) -> None:
@@ -140,7 +140,7 @@ class Steps:
             RunError: the other ranks cannot be told, or have finished the step, as has
                 this one.
         """
-        self.follow_scale()
+        self._follow_scale()
         if self.awaits_update and not self.current.has_begun:
             raise RunError(
                 "the step is over, and its means are in .grad: call optimizer.step() "
@@ -186,7 +186,7 @@ class Steps:
         for bucket in self.setup.buckets:
             bucket.rescale(factor)
 
-    def follow_scale(self) -> None:
+    def _follow_scale(self) -> None:
         """Rescale residuals if the scale of the loss has changed."""
         before, self.scale = self.scale, self._scale_now()
         if self.scale != before:
@@ -229,7 +229,7 @@ class Steps:
     def _enter(self) -> None:
         """Do what has to be done before the first gradient of a step."""
         self._momentum.settle()
-        self.follow_scale()
+        self._follow_scale()
         if self.awaits_update:
             self._warn_of_dropped_means()
         if self._engine is not None and not self.current.forward_pending:
