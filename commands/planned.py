@@ -41,10 +41,7 @@ def plan_for_these(
         (link_text(plan.emulated_link), link_text(link)),
     ):
         if planned != now:
-            said.append(
-                f"{path} is for {planned}, this run is on {now}: its predictions are "
-                "for the former"
-            )
+            said.append(_differs(path, planned, f"this run is on {now}"))
     for line in said if here.rank == 0 else ():
         screen.say(line)
     return plan
@@ -61,7 +58,9 @@ def compare_conditions(path: Path, plan: Plan, workload: Workload) -> None:
         (plan.inputs.threads, torch.get_num_threads(), "thread"),
     ):
         if planned is not None and planned != now:
-            screen.say(
-                f"{path} is for {units.counted(planned, what)} a rank, here are {now}: "
-                "its predictions are for the former"
-            )
+            each = f"{units.counted(planned, what)} a rank"
+            screen.say(_differs(path, each, f"here are {now}"))
+
+
+def _differs(path: Path, planned: str | None, now: str) -> str:
+    return f"{path} is for {planned}, {now}: its predictions are for the former"
