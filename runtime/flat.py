@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 
 import torch
 
@@ -28,11 +29,16 @@ def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in ``value``: a tensor, or nested tuples, lists and dicts."""
+    """Yield the tensors in ``value``: a tensor, or nested containers of tensors.
+
+    Containers are tuples, lists, mappings and dataclasses.
+    """
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from tensors_in(list(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
