@@ -88,7 +88,7 @@ def tune(
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
     from comm_plan.plans.files import make_folder
-    from comm_plan.tuner.session import Options
+    from comm_plan.tuner.options import Options
     from comm_plan.tuner.tune import tune as run
 
     make_folder(folder)

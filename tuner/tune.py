@@ -16,7 +16,8 @@ from comm_plan.runtime.momentum import can_be_corrected
 from comm_plan.transports.base import Transport
 from comm_plan.tuner.candidates import Candidates, candidates
 from comm_plan.tuner.measuring import profiled, swept
-from comm_plan.tuner.session import Options, Session
+from comm_plan.tuner.options import Options
+from comm_plan.tuner.session import Session
 from comm_plan.tuner.tuned import Tuned
 from comm_plan.workloads.base import Workload
 

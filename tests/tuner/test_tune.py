@@ -27,7 +27,7 @@ from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 from comm_plan.tuner import measuring, session
-from comm_plan.tuner.session import Options
+from comm_plan.tuner.options import Options
 from comm_plan.tuner.trials import Block, Trials
 from comm_plan.tuner.tune import tune
 from comm_plan.tuner.tuned import Tuned, file_of
