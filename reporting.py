@@ -10,13 +10,13 @@ from pathlib import Path
 from comm_plan import units
 from comm_plan.errors import DocumentError, InputError
 from comm_plan.planner import (
-    Problem,
     Settings,
     Summary,
     find_solver,
     make_problem,
     summarise,
 )
+from comm_plan.planner.what_if import what_if
 from comm_plan.plans import check_writable, load_document, write_atomically
 from comm_plan.plans.document import read_schema
 from comm_plan.report.page import to_page
@@ -166,11 +166,11 @@ def _timelines(
     given: Given, solvers: Sequence[str], world_size: int | None
 ) -> tuple[Timeline, ...]:
     found = drawn(given)
-    if not found or world_size is not None:
-        problem = _problem(given, world_size)
-        if problem is not None:
-            summary = summarise(problem, solvers, beside=())
-            found += tuple(_simulated(summary, solvers))
+    profile, network = given.profile, given.network
+    wanted = not found or world_size is not None
+    if wanted and profile is not None and network is not None:
+        problem = make_problem(profile, network, Settings(world_size=world_size))
+        found += tuple(_simulated(summarise(problem, solvers, beside=()), solvers))
     if not found:
         raise InputError(
             "nothing to draw: give a profile and a network, and solvers to simulate, "
@@ -182,18 +182,20 @@ def _timelines(
 
 def _foretold(given: Given, solvers: Sequence[str], world_size: int | None) -> Given:
     """Return ``given`` with what planning says of its profile and network."""
+    profile, network = given.profile, given.network
+    if profile is None or network is None:
+        return given
     try:
-        problem = _problem(given, world_size)
-        if problem is None:
-            return given
+        problem = make_problem(profile, network, Settings(world_size=world_size))
         summary = summarise(problem, solvers)
     except InputError as error:
         return replace(given, no_forecast=str(error))
     possible = [name for name in solvers if name not in summary.left_out]
     scaling: tuple[Summary, ...] = ()
     reason = ""
+    ranks = sorted({*RANKS, network.world_size, problem.world_size})
     try:
-        scaling = tuple(_scaled(problem, solvers))
+        scaling = what_if(profile, network, ranks, solvers, problem.settings).summaries
     except InputError as error:
         reason = str(error)
     return replace(
@@ -201,21 +203,6 @@ def _foretold(given: Given, solvers: Sequence[str], world_size: int | None) -> G
         forecast=Forecast(summary, scaling, reason),
         simulated=tuple(_simulated(summary, possible)),
     )
-
-
-def _problem(given: Given, world_size: int | None) -> Problem | None:
-    """Return what there is to plan, None without profile and network."""
-    if given.profile is None or given.network is None:
-        return None
-    return make_problem(given.profile, given.network, Settings(world_size=world_size))
-
-
-def _scaled(problem: Problem, solvers: Sequence[str]) -> Iterator[Summary]:
-    profile, network = problem.prices.profile, problem.prices.network
-    for ranks in sorted({*RANKS, network.world_size, problem.world_size}):
-        settings = replace(problem.settings, world_size=ranks)
-        posed = make_problem(profile, network, settings)
-        yield summarise(posed, solvers, beside=())
 
 
 def _simulated(summary: Summary, solvers: Sequence[str]) -> Iterator[Timeline]:

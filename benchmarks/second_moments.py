@@ -6,7 +6,7 @@ samples in the same process, in turns, so that drifts of the machine hit all ali
 
 Run::
 
-    python benchmarks/second_moments.py --batch-size 32 --repeats 20 --device cpu
+    python -m comm_plan.benchmarks.second_moments --batch-size 32 --repeats 20
 """
 
 from __future__ import annotations

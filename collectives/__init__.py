@@ -1,1 +1,1 @@
-"""Transports between ranks, and over them each aggregation with its cost."""
+"""Collectives over any transport, each with its cost and its measurement."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -35,6 +35,9 @@ from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
 from comm_plan.errors import CollectiveError, InputError, RunError
 from comm_plan.plans import EmulatedLink
 from comm_plan.transports.base import Reduction, Transport
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LENGTH_NBYTES = 8
 """What ``all_gather_unequal`` says first of each rank: a length."""
@@ -83,6 +86,11 @@ class EmulatedTransport(Transport):
         self._duplicates: WeakSet[EmulatedTransport] = WeakSet()
         self._came_s = _shared_table(inner)
         self._turn = 0
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """That of the ranks: what goes past this transport is not held back."""
+        return self._inner.process_group
 
     def all_reduce(self, tensor: torch.Tensor, operation: Reduction = "sum") -> None:
         """Reduce, then wait."""

@@ -139,11 +139,6 @@ class TwoPass(Operation):
 
     variable_length = False
 
-    @staticmethod
-    def granularity(world_size: int) -> int:
-        """Return one element."""
-        return FLOAT32_NBYTES
-
     def prepare(self, nbytes: int) -> None:
         """Make this rank's message, a part of whole elements for every rank."""
         import torch

@@ -155,12 +155,8 @@ MinGain = Annotated[
     ),
 ]
 MaxRatio = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        max=1e9,
-        help="Upper bound on the ratios that are chosen; 1000 if not given.",
-    ),
+    float,
+    typer.Option(min=1, max=1e9, help="Upper bound on the ratios that are chosen."),
 ]
 
 

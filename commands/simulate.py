@@ -18,7 +18,7 @@ from comm_plan.commands.options import (
     NetworkArgument,
     ProfileArgument,
 )
-from comm_plan.planner.solvers import BASELINES
+from comm_plan.planner.solvers import BASELINES, MAX_RATIO
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
     ] = False,
     link_gbits: LinkSpeed = None,
     dense_layers: DenseLayers = None,
-    max_ratio: MaxRatio = None,
+    max_ratio: MaxRatio = MAX_RATIO,
 ) -> None:
     """Ask what if: each solver's iteration time on other numbers of ranks."""
     from comm_plan.planner import Settings
@@ -59,7 +59,7 @@ def simulate(
             options=arguments.pairs(options),
             link_bytes_per_s=arguments.bytes_per_s(link_gbits),
             dense_layers=arguments.names(dense_layers),
-            max_ratio=max_ratio or Settings.max_ratio,
+            max_ratio=max_ratio,
         ),
     )
     screen.show(what_if_table(found.summaries, names, cluster.world_size))

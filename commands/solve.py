@@ -31,7 +31,14 @@ from comm_plan.commands.options import (
     WorldSize,
     refuse_given,
 )
-from comm_plan.planner.solvers import BASELINES, CHOOSING, MIN_GAIN, SOLVERS, TOLERANCE
+from comm_plan.planner.solvers import (
+    BASELINES,
+    CHOOSING,
+    MAX_RATIO,
+    MIN_GAIN,
+    SOLVERS,
+    TOLERANCE,
+)
 
 
 def solve(
@@ -58,7 +65,7 @@ def solve(
         str | None,
         typer.Option(help="What auto may use whatever it loses, comma-separated."),
     ] = None,
-    max_ratio: MaxRatio = None,
+    max_ratio: MaxRatio = MAX_RATIO,
     tolerance: Tolerance = TOLERANCE,
     min_gain: MinGain = MIN_GAIN,
     literal: Annotated[
@@ -116,7 +123,7 @@ def solve(
         options=arguments.pairs(options),
         dense_layers=arguments.names(dense_layers),
         caps_nbytes=caps(threshold),
-        max_ratio=max_ratio or Settings.max_ratio,
+        max_ratio=max_ratio,
         allow=arguments.names(allow),
         accuracy=accuracy or Settings.accuracy,
         tolerance=tolerance,

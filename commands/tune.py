@@ -25,7 +25,7 @@ from comm_plan.commands.options import (
 )
 from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
-from comm_plan.planner.solvers import TOLERANCE
+from comm_plan.planner.solvers import MAX_RATIO, TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
 from comm_plan.plans.tuning import TUNING_FILE
 from comm_plan.tuner.defaults import BUDGET_S, SEEDS
@@ -75,7 +75,7 @@ def tune(
         typer.Option(help="Compressors to try whatever they lose, comma-separated."),
     ] = None,
     dense_layers: DenseLayers = None,
-    max_ratio: MaxRatio = None,
+    max_ratio: MaxRatio = MAX_RATIO,
     tolerance: Tolerance = TOLERANCE,
     find_unused_parameters: FindUnusedParameters = False,
     ranks: Ranks,
@@ -107,7 +107,7 @@ def tune(
                 seed=seed,
                 settings=Settings(
                     dense_layers=arguments.names(dense_layers),
-                    max_ratio=max_ratio or Settings.max_ratio,
+                    max_ratio=max_ratio,
                     allow=arguments.names(allow),
                     accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
                     tolerance=tolerance,

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comm_plan.planner.again import replan
-    from comm_plan.planner.documents import make_problem, to_plan
+    from comm_plan.planner.documents import make_problem
     from comm_plan.planner.problem import Problem, Settings, Solution
     from comm_plan.planner.solvers import BASELINES, SOLVERS, find_solver
     from comm_plan.planner.summary import Summary, solve, summarise
 
 _HOMES = {
     "make_problem": "documents",
-    "to_plan": "documents",
     "Problem": "problem",
     "Settings": "problem",
     "Solution": "problem",
@@ -47,7 +46,6 @@ __all__ = [
     "replan",
     "solve",
     "summarise",
-    "to_plan",
 ]
 
 

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 
@@ -84,14 +83,13 @@ def blocks(problem: Problem) -> IntArray:
     Modules in ready order; one without backward time of its own joins the one whose
     gradients come next: the convolution before a batch norm.
     """
-    modules = [len(list(members)) for _, members in groupby(problem.layers)]
-    stops = np.cumsum(modules)
+    stops = problem.layer_stops
     compute = problem.compute
     own_s = np.diff(compute.ready_s[stops - 1], prepend=compute.backward_start_s)
     ends_block = own_s >= OWN_TIME * own_s.mean()
     block_of_module = np.cumsum(ends_block) - ends_block
     last = block_of_module[ends_block].max(initial=0)  # nothing with time comes after
-    return np.repeat(np.minimum(block_of_module, last), modules)
+    return np.repeat(np.minimum(block_of_module, last), np.diff(stops, prepend=0))
 
 
 def _fastest(problem: Problem) -> Solution:

@@ -24,8 +24,6 @@ progression. The paper merges by filling a buffer; here the messages are merged 
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import numpy as np
 
 from comm_plan.arrays import FloatArray, IntArray
@@ -49,7 +47,7 @@ def solve(problem: Problem) -> Solution:
 def ratio_per_tensor(problem: Problem) -> FloatArray:
     """Return [L] the ratio c of Eq. 19 of each tensor's layer; 1 where it is dense."""
     largest = problem.settings.max_ratio
-    stops = _layer_stops(problem)
+    stops = problem.layer_stops
     starts = np.concatenate([[0], stops[:-1]])
     hidden = np.diff(problem.compute.ready_s[stops - 1], append=-np.inf)
     ratios = np.full(len(stops), largest)
@@ -63,11 +61,6 @@ def ratio_per_tensor(problem: Problem) -> FloatArray:
     each = np.repeat(ratios, stops - starts)
     sparse = problem.prices.option(TopK(density=1 / largest))
     return np.where(sparse.allowed, each, 1.0)
-
-
-def _layer_stops(problem: Problem) -> IntArray:
-    layers = [len(list(members)) for _, members in groupby(problem.layers)]
-    return np.cumsum(layers)
 
 
 def _option(problem: Problem, ratio: float) -> Option:

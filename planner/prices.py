@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -150,9 +150,9 @@ class Prices:
     dense_layers: tuple[str, ...] | None = None
     algorithm: str | None = None
     momentum_correction: bool = False
-    _curves: dict[str, CostCurve] = field(default_factory=dict, repr=False)
+    _curves: dict[str, CostCurve] = field(default_factory=dict, init=False, repr=False)
     _devices: dict[tuple[str, Codings, float], DeviceCost] = field(
-        default_factory=dict, repr=False
+        default_factory=dict, init=False, repr=False
     )
 
     @cached_property
@@ -166,14 +166,7 @@ class Prices:
 
     def at(self, profile: Profile, network: Network) -> Prices:
         """Return the prices at other costs of the same model."""
-        return Prices(
-            profile,
-            network,
-            self.world_size,
-            self.dense_layers,
-            self.algorithm,
-            self.momentum_correction,
-        )
+        return replace(self, profile=profile, network=network)
 
     def curve(self, collective: str) -> CostCurve:
         """Return what ``collective`` costs.

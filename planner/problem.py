@@ -22,7 +22,7 @@ from comm_plan.planner import evidence
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
-from comm_plan.planner.solvers import MIN_GAIN, TOLERANCE
+from comm_plan.planner.solvers import MAX_RATIO, MIN_GAIN, TOLERANCE
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DDP_CAPS = (1 << 20, 25 << 20)
 HOROVOD_CAPS = (128 << 20,)
 
-MAX_RATIO = 1e9
+LARGEST_RATIO = 1e9
 """One element of a thousand million: no gradient is compressed further."""
 
 
@@ -85,7 +85,7 @@ class Settings:
     options: Mapping[str, object] = field(default_factory=dict)
     dense_layers: Sequence[str] | None = None
     caps_nbytes: tuple[int, ...] = DDP_CAPS
-    max_ratio: float = 1000.0
+    max_ratio: float = MAX_RATIO
     allow: tuple[str, ...] | None = None
     accuracy: Accuracy = "noise"
     tolerance: float = TOLERANCE
@@ -135,10 +135,10 @@ class Settings:
                 f"options {', '.join(self.options)} are given without a compressor: "
                 "name it (--compressor)"
             )
-        if not 1 <= self.max_ratio <= MAX_RATIO:
+        if not 1 <= self.max_ratio <= LARGEST_RATIO:
             raise InputError(
                 f"max ratio {self.max_ratio} is not from 1, which keeps everything, to "
-                f"{MAX_RATIO:g}"
+                f"{LARGEST_RATIO:g}"
             )
         if not self.tolerance >= 0:
             raise InputError(f"tolerance {self.tolerance} is below 0: give a share")
@@ -237,6 +237,11 @@ class Problem:
 
         runs = [list(members) for _, members in groupby(range(len(self)), key=kind)]
         return tuple(Run(r[0], r[-1] + 1, self.assigned[r[0]]) for r in runs)
+
+    @cached_property
+    def layer_stops(self) -> IntArray:
+        """[layers] index after each layer's last tensor: neighbours of the same one."""
+        return np.cumsum([len(list(members)) for _, members in groupby(self.layers)])
 
     @cached_property
     def sendable_s(self) -> FloatArray:

@@ -42,7 +42,7 @@ MERGED = "optimal"
 CHOOSING = "auto"
 """Chooses how each bucket is compressed, as little as the best time allows."""
 
-TOLERANCE, MIN_GAIN = 0.01, 0.1
+TOLERANCE, MIN_GAIN, MAX_RATIO = 0.01, 0.1, 1000.0
 """What they allow for, unless told (see ``Settings``)."""
 
 SOLVERS = {

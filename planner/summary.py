@@ -204,7 +204,7 @@ class Summary:
         )
 
 
-def solve(problem: Problem, solver: str = "optimal") -> Plan:
+def solve(problem: Problem, solver: str = MERGED) -> Plan:
     """Return the plan of ``solver``, with its prediction and the dense baselines'.
 
     Raises:

@@ -53,8 +53,6 @@ class BucketTraffic(Value):
 class Traffic(Value):
     """Wire bytes of a whole step on rank 0.
 
-    ``interface_tx_nbytes`` is what the operating system counted on all network
-    interfaces of rank 0's host per step, protocol headers included, where it can tell.
     ``steps_nbytes`` are the bytes of all messages in each step: they change while a
     warm-up lowers the density, and where the data decides what is sent.
     """
@@ -63,7 +61,6 @@ class Traffic(Value):
     dense_nbytes: Nbytes
     message_nbytes: MeanNbytes
     compression_ratio: float
-    interface_tx_nbytes: MeanNbytes | None = None
     steps_nbytes: tuple[Nbytes, ...] = ()
 
 
@@ -116,7 +113,9 @@ class RunRecord(Document):
     far as it told them; where stock DDP averaged the gradients, the ``solver`` is
     :data:`STOCK_DDP` and there is no plan. With ``local_steps`` the times of
     ``iteration`` are means over rounds, and ``timing`` and ``predicted_timing`` are of
-    a whole one.
+    a whole one. ``interface_tx_nbytes`` is what the operating system counted on all
+    network interfaces of rank 0's host per step, protocol headers included, where it
+    can tell.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"
@@ -139,6 +138,7 @@ class RunRecord(Document):
     predicted_iteration_s: Seconds | None = None
     predicted_error_s: Seconds | None = None
     traffic: Traffic | None = None
+    interface_tx_nbytes: MeanNbytes | None = None
     evaluations: tuple[Evaluation, ...] = ()
     final_loss: float | None = None
     losses: tuple[float | None, ...] = ()

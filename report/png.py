@@ -15,7 +15,7 @@ from comm_plan import units
 from comm_plan.errors import InputError
 from comm_plan.plans import write_atomically
 from comm_plan.report.palette import COLORS, EXPOSED, INK, QUIET_INK, color
-from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s
+from comm_plan.report.timeline import Span, Timeline, horizon_s, lanes_in
 
 WIDTH_INCHES = 11.0
 PLAN_INCHES = 0.85
@@ -148,9 +148,7 @@ def _title_and_legend(
 ) -> None:
     from matplotlib.patches import Patch
 
-    used = {span.lane for timeline in timelines for span in timeline.spans}
-    lanes = [lane for row in ROWS.values() for lane in row if lane in used]
-    keys = [Patch(facecolor=COLORS[lane], label=lane) for lane in lanes]
+    keys = [Patch(facecolor=COLORS[lane], label=lane) for lane in lanes_in(timelines)]
     keys.append(Patch(label="exposed communication", **_EXPOSED_STYLE))
     height = figure.get_figheight()
     left = _left(timelines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
-from comm_plan.plans import BucketTraffic, Following, RunRecord
+from comm_plan.plans import BucketTraffic, Following, RunRecord, Traffic
 from comm_plan.report.facts import Fact, emulated, local
 
 
@@ -121,18 +121,19 @@ def _times(record: RunRecord) -> Iterator[Fact]:
 
 
 def _traffic(record: RunRecord) -> Iterator[Fact]:
-    traffic = record.traffic
-    if traffic is None:
-        return
+    if record.traffic is not None:
+        yield "messages, per step", _messages(record.traffic)
+    if record.interface_tx_nbytes is not None:
+        yield "network interfaces, per step", units.nbytes(record.interface_tx_nbytes)
+
+
+def _messages(traffic: Traffic) -> str:
     sent = units.nbytes(traffic.message_nbytes)
     dense = units.nbytes(traffic.dense_nbytes)
     if traffic.message_nbytes == traffic.dense_nbytes:
-        yield "messages, per step", f"{sent}, the gradients as they are"
-    else:
-        ratio = units.times(traffic.compression_ratio)
-        yield "messages, per step", f"{sent} for {dense} of gradients: {ratio} less"
-    if traffic.interface_tx_nbytes is not None:
-        yield "network interfaces, per step", units.nbytes(traffic.interface_tx_nbytes)
+        return f"{sent}, the gradients as they are"
+    ratio = units.times(traffic.compression_ratio)
+    return f"{sent} for {dense} of gradients: {ratio} less"
 
 
 def _quality(record: RunRecord) -> Iterator[Fact]:

@@ -139,10 +139,15 @@ def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
             units.seconds(row.exposed_s),
             str(row.buckets),
             f"{row.of_bound:.2f}",
-            "dense" if row.largest_ratio == 1 else f"up to {row.largest_ratio:.4g}x",
+            compression_of(row),
             style="bold" if row is chosen else None,
         )
     return table
+
+
+def compression_of(row: ComparedPlan) -> str:
+    """Return how much the plan of ``row`` leaves out, in words."""
+    return "dense" if row.largest_ratio == 1 else f"up to {row.largest_ratio:.4g}x"
 
 
 def what_if_table(

@@ -15,13 +15,13 @@ from rich.text import Text
 from comm_plan import units
 from comm_plan.report.palette import EXPOSED, color
 from comm_plan.report.timeline import (
-    ROWS,
     Interval,
     Lane,
     Span,
     Timeline,
     common,
     horizon_s,
+    lanes_in,
     total_s,
 )
 
@@ -134,10 +134,7 @@ def _axis(width: int, cell_s: float) -> str:
 
 
 def _legend(timelines: Sequence[Timeline], pen: _Pen) -> Text:
-    used = {span.lane for timeline in timelines for span in timeline.spans}
-    keys = [
-        pen.key(lane, lane) for lanes in ROWS.values() for lane in lanes if lane in used
-    ]
+    keys = [pen.key(lane, lane) for lane in lanes_in(timelines)]
     if any(timeline.exposed for timeline in timelines):
         keys.append(pen.key("exposed", "communication", exposed=True))
     return Text("   ").join(keys)

@@ -97,6 +97,12 @@ class Timeline:
         return tuple(gap for interval in sending for gap in _without(interval, busy))
 
 
+def lanes_in(timelines: Iterable[Timeline]) -> list[Lane]:
+    """Return the lanes that have a span in any of ``timelines``, in the rows' order."""
+    used = {span.lane for timeline in timelines for span in timeline.spans}
+    return [lane for lanes in ROWS.values() for lane in lanes if lane in used]
+
+
 def horizon_s(timelines: Iterable[Timeline]) -> float:
     """Return the length of a time axis that all of ``timelines`` fit on."""
     ends = [t.iteration_s for t in timelines]

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from comm_plan.collectives.gtopk import ENTRY_NBYTES
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.plans import selected
 from comm_plan.reproduction.published import point_to_point, results
-
-ENTRY_NBYTES = 8
 
 
 def printed() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from comm_plan import units
+from comm_plan.collectives.gtopk import ENTRY_NBYTES
 from comm_plan.collectives.registry import COLLECTIVES
 from comm_plan.planner import Problem, Settings, find_solver, make_problem
 from comm_plan.plans import CompressionCost, Profile, TopK, selected
@@ -27,7 +28,6 @@ from comm_plan.reproduction.values import (
 
 MODELS = ("vgg16-imagenet", "resnet50", "inception-v4")
 VGG = MODELS[0]
-ENTRY_NBYTES = 8
 BATCH_SIZE = 32
 
 

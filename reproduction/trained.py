@@ -124,11 +124,10 @@ def over_training(found: Trainings) -> Section:
 
 def sweep(found: Trainings) -> Section:
     """Return VGC's alpha and zeta."""
-    named = [(a, 0.999) for a in ALPHAS] + [(1.5, z) for z in ZETAS if z != 0.999]
     dense = found.run("dense")
     rows = [("dense", f"{dense.losses[-1]:.3g}", units.percent(dense.accuracy), "1")]
-    for alpha, zeta in named:
-        run = found.run(vgc_name(alpha, zeta))
+    for spec in (*ALPHAS, *ZETAS):
+        run = found.run(vgc_name(spec))
         loss = f"{run.losses[-1]:.3g}"
         accuracy = units.percent(run.accuracy)
         rows.append((run.name, loss, accuracy, f"{run.ratio:.3g}"))
@@ -142,7 +141,7 @@ def sweep(found: Trainings) -> Section:
 
 def course(found: Trainings) -> Section:
     """Return VGC's ratio over a training."""
-    runs = [found.run(vgc_name(alpha, 0.999)) for alpha in ALPHAS]
+    runs = [found.run(vgc_name(spec)) for spec in ALPHAS]
     rows = [(run.name, *(f"{ratio:.3g}" for ratio in run.ratios)) for run in runs]
     return Section(
         "VGC: the ratio over the training",

@@ -47,8 +47,8 @@ WINDOWS = 5
 DELTA_EVERY = 10
 
 DENSITIES = (0.05, 0.01, 0.001)
-ALPHAS = (1.0, 1.5, 2.0)
-ZETAS = (0.99, 0.999, 1.0)
+ALPHAS = tuple(Vgc(alpha=alpha) for alpha in (1.0, 1.5, 2.0))
+ZETAS = tuple(Vgc(alpha=1.5, zeta=zeta) for zeta in (0.99, 1.0))  # beside alpha's 0.999
 
 
 @dataclass(frozen=True)
@@ -132,18 +132,13 @@ def jobs() -> list[Job]:
     found = [Job("dense")]
     found += [Job(f"gtopk {d:g}", TopK(density=d), "gtopk") for d in DENSITIES]
     found.append(Job("topk 0.01", TopK(density=0.01), "allgather"))
-    found += [Job(vgc_name(a, 0.999), Vgc(alpha=a), "allgather") for a in ALPHAS]
-    found += [
-        Job(vgc_name(1.5, z), Vgc(alpha=1.5, zeta=z), "allgather")
-        for z in ZETAS
-        if z != 0.999
-    ]
+    found += [Job(vgc_name(spec), spec, "allgather") for spec in (*ALPHAS, *ZETAS)]
     return found
 
 
-def vgc_name(alpha: float, zeta: float) -> str:
+def vgc_name(spec: Vgc) -> str:
     """Return the name of a job."""
-    return f"vgc alpha {alpha:g}, zeta {zeta:g}"
+    return f"vgc alpha {spec.alpha:g}, zeta {spec.zeta:g}"
 
 
 def run(folder: Path, progress: Callable[[str], None] = lambda text: None) -> None:

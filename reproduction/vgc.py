@@ -90,13 +90,12 @@ def crossovers() -> Section:
     for where, workers, optimizers in found:
         for optimizer, figures in optimizers.items():
             gains = (speedup(ratio, workers) for _, _, ratio in figures["alpha"])
-            breaks_even = workers**2 / (2 * (workers - 1))
             name = f"{where}, {optimizer}"
             rows.append(
                 [
                     name,
-                    f"{breaks_even:.3g}",
-                    f"{workers / 2:g}",
+                    f"{1 / speedup_as_printed(1, workers):.3g}",
+                    f"{1 / speedup(1, workers):g}",
                     *map(units.times, gains),
                 ]
             )

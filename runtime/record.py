@@ -122,8 +122,14 @@ class Recorder:
             losses=tuple(losses) if any(x is not None for x in losses) else (),
             emulated_link=transport.emulated_link,
             parameters_sha256=parameters_sha256(self._model),
+            interface_tx_nbytes=self._tx_nbytes_per_step(),
             **self._of_averaging(means_s),
         )
+
+    def _tx_nbytes_per_step(self) -> float | None:
+        if self._tx_nbytes is None or not self.steps:
+            return None
+        return self._tx_nbytes / self.steps
 
     def _of_averaging(self, means_s: Sequence[float]) -> dict[str, Any]:
         """Return the fields of the record that depend on who averages.
@@ -226,14 +232,8 @@ class EngineRecorder(Recorder):
             dense_nbytes=dense,
             message_nbytes=message,
             compression_ratio=dense / message if message else 1.0,
-            interface_tx_nbytes=self._tx_nbytes_per_step(),
             steps_nbytes=tuple(map(sum, self._sent_nbytes)),
         )
-
-    def _tx_nbytes_per_step(self) -> float | None:
-        if self._tx_nbytes is None:
-            return None
-        return self._tx_nbytes / len(self._iterations_s)
 
 
 def parameters_sha256(model: nn.Module) -> str:
@@ -285,7 +285,7 @@ def _environment() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
-        "cores": str(os.cpu_count()),
+        "cpus": str(os.cpu_count()),
     }
 
 

@@ -70,7 +70,6 @@ class Event:
     dense_nbytes: int
     density_floor: float
     skipped: bool
-    evaluation: Evaluation | None = None
 
 
 Watcher = Callable[[Event, Engine], None]

@@ -212,7 +212,7 @@ def _posed(
     for name in (*first, *(name for name in SOLVERS if name not in first)):
         needs = SOLVERS[name].method
         limit = settings.max_ratio if needs is None else settings.ratio_limit(needs)
-        if limit <= 1:
+        if needs is not None and limit <= 1:
             missing[name] = f"{needs} is not allowed"
         elif limit == settings.max_ratio:
             posed.append(_Posed(name, name, problem))

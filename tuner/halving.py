@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 
 from comm_plan.arrays import FloatArray
-from comm_plan.plans import Round
 from comm_plan.tuner.trials import Block, warm_up_of
 
 ROUNDS = (6, 20, 80, 80)
@@ -67,7 +66,7 @@ class Halving:
         measure: runs one.
         left_s: returns the seconds that are left, the same on all ranks.
         round_steps: of how many iterations whole rounds are made, by the plans that
-            have local steps; :attr:`measure` rounds up to them.
+            have local steps; ``measure`` rounds up to them.
 
     Attributes:
         complete: whether all rounds were done as wished.
@@ -95,8 +94,8 @@ class Halving:
         self._left_s = left_s
         self.complete = False
 
-    def rounds(self, wished: Sequence[int] = ROUNDS) -> Iterator[dict[str, Round]]:
-        """Yield what each plan took, by name, in each round.
+    def rounds(self, wished: Sequence[int] = ROUNDS) -> Iterator[dict[str, FloatArray]]:
+        """Yield the seconds of each plan's iterations, by name, in each round.
 
         A round may have fewer iterations than are wished. One that some plans did not
         get to is left out, as it compares nothing, unless it is the first.
@@ -204,7 +203,7 @@ class Halving:
             order += (*names, *reversed(names))
         return order
 
-    def _round(self, running: Sequence[str], split: Split) -> dict[str, Round]:
+    def _round(self, running: Sequence[str], split: Split) -> dict[str, FloatArray]:
         """Return what was measured; no turn is begun that would not fit any more."""
         turn = self._turn(running, split.each)
         seconds: dict[str, list[FloatArray]] = {name: [] for name in turn}
@@ -220,11 +219,7 @@ class Halving:
             self._measured[name].append(block.seconds)
             in_all = np.concatenate(self._measured[name])
             self._iteration_s[name] = float(np.median(in_all))
-        return {
-            name: _summary(np.concatenate(blocks))
-            for name, blocks in seconds.items()
-            if blocks
-        }
+        return {name: np.concatenate(own) for name, own in seconds.items() if own}
 
     def _caution(self, name: str) -> float:
         """Return by how much a plan may take longer than it is thought to.
@@ -257,11 +252,3 @@ def _coming(wished: Sequence[int], plans: int) -> list[int]:
         coming.append(iterations)
         plans = math.ceil(plans / 2)
     return coming
-
-
-def _summary(seconds: FloatArray) -> Round:
-    return Round(
-        iterations=len(seconds),
-        median_s=float(np.median(seconds)),
-        p95_s=float(np.percentile(seconds, 95)),
-    )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.planner import Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Seen, correction
@@ -36,7 +37,7 @@ class Ledger:
         self.baseline = tried[0].name
         self.ratios = {candidate.name: candidate.ratio for candidate in tried}
         self._tried = tried
-        self._rounds: dict[str, list[Round]] = {name: [] for name in self.plans}
+        self._rounds: list[Mapping[str, FloatArray]] = []
         self._curves: dict[str, list[Curve]] = {name: [] for name in self.plans}
         self._blocks: dict[str, list[Block]] = {name: [] for name in self.plans}
 
@@ -44,10 +45,13 @@ class Ledger:
         """Add a block of iterations, whichever round or training it belongs to."""
         self._blocks[name].append(block)
 
-    def add_round(self, results: Mapping[str, Round]) -> None:
-        """Add what the plans that were in it took in a round."""
-        for name, result in results.items():
-            self._rounds[name].append(result)
+    def add_round(self, seconds: Mapping[str, FloatArray]) -> None:
+        """Add the iterations of a round: of the plans that were in it, the baseline's.
+
+        Args:
+            seconds: [iterations] of each, by name.
+        """
+        self._rounds.append(seconds)
 
     def add_curve(self, name: str, curve: Curve) -> None:
         """Add the loss of a training."""
@@ -62,7 +66,7 @@ class Ledger:
                 lossless=candidate.plan.is_exact,
                 local=candidate.local,
                 predicted_s=candidate.predicted_s,
-                rounds=tuple(self._rounds[candidate.name]),
+                rounds=tuple(map(_summary, self._seconds(candidate.name))),
                 measured_s=self._measured_s(candidate.name),
                 curves=tuple(self._curves[candidate.name]),
             )
@@ -96,18 +100,31 @@ class Ledger:
     def _measured_s(self, name: str) -> float | None:
         """Return what a plan took in all its rounds, by the clock of all rounds.
 
-        A plan that left after some round is compared with the baseline of the rounds
-        that it was in, as the machine may have changed since.
+        It is compared with the baseline of the rounds that it was in, as the machine
+        may have been another in the others.
         """
-        rounds = len(self._rounds[name])
-        if not rounds:
+        own = self._seconds(name)
+        if not own:
             return None
-        then_s = self._median_s(self.baseline, rounds)
-        always_s = self._median_s(self.baseline)
-        return self._median_s(name) * (always_s / then_s)
+        then, always = self._seconds(self.baseline, name), self._seconds(self.baseline)
+        return _median(own) * (_median(always) / _median(then))
 
-    def _median_s(self, name: str, rounds: int | None = None) -> float:
-        """Return what a plan took in its first ``rounds``; None: in all."""
-        iterations = sum(round_.iterations for round_ in self._rounds[name][:rounds])
-        seconds = np.concatenate([block.seconds for block in self._blocks[name]])
-        return float(np.median(seconds[:iterations]))
+    def _seconds(self, name: str, other: str | None = None) -> list[FloatArray]:
+        """Return a plan's iterations in each of its rounds, which ``other`` was in."""
+        return [
+            seconds[name]
+            for seconds in self._rounds
+            if name in seconds and (other is None or other in seconds)
+        ]
+
+
+def _median(rounds: Sequence[FloatArray]) -> float:
+    return float(np.median(np.concatenate(rounds)))
+
+
+def _summary(seconds: FloatArray) -> Round:
+    return Round(
+        iterations=len(seconds),
+        median_s=float(np.median(seconds)),
+        p95_s=float(np.percentile(seconds, 95)),
+    )

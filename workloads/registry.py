@@ -18,6 +18,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,8 +85,7 @@ def _find(name: str) -> Callable[..., Any]:
     if name.startswith("replay:"):
         from comm_plan.workloads.replay import replay
 
-        path = name.removeprefix("replay:")
-        return lambda **options: replay(path, **options)
+        return partial(replay, name.removeprefix("replay:"))
     if not colon:
         raise WorkloadError(_unknown(name))
     importer = _import_file if place.endswith(".py") else _import_module

@@ -19,7 +19,7 @@ from comm_plan.report.page.blocks import (
 )
 from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import Forecast, Given
-from comm_plan.report.solvers import ComparedPlan, Comparison
+from comm_plan.report.solvers import ComparedPlan, Comparison, compression_of
 
 
 def solvers(given: Given) -> Section | None:
@@ -61,15 +61,13 @@ def _compared(forecast: Forecast) -> Iterator[Block]:
 
 
 def _row(row: ComparedPlan) -> tuple[Cell, ...]:
-    dense = row.largest_ratio == 1
-    ratio = "dense" if dense else f"up to {row.largest_ratio:.4g}x"
     return (
         Cell(row.label),
         seconds(row.iteration_s),
         seconds(row.exposed_s),
         count(row.buckets),
         Cell(f"{row.of_bound:.2f}", row.of_bound),
-        Cell(ratio, row.largest_ratio),
+        Cell(compression_of(row), row.largest_ratio),
     )
 
 

@@ -6,7 +6,7 @@ script moves what is drawn and draws the axis anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from comm_plan.report.page.given import Given, ShownPlan, ShownRun
 from comm_plan.report.page.sizes import bucket_text, plan_sizes, run_sizes
 from comm_plan.report.page.svg import element, percent
 from comm_plan.report.palette import color
-from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s
+from comm_plan.report.timeline import ROWS, Span, Timeline, horizon_s, lanes_in
 from comm_plan.report.timing import timed
 
 BAR, GAP = 22, 5
@@ -194,9 +194,8 @@ def _axis(end_s: float) -> Markup:
     return element("svg", *labels, class_="axis", height=16, aria_hidden="true")
 
 
-def _keys(shown: Iterable[Timeline]) -> Iterator[Key]:
-    used = {span.lane for timeline in shown for span in timeline.spans}
-    for lane in (lane for lanes in ROWS.values() for lane in lanes if lane in used):
+def _keys(shown: Sequence[Timeline]) -> Iterator[Key]:
+    for lane in lanes_in(shown):
         yield Key(lane, _sample(color(Span(lane, lane, 0.0, 0.0))))
     if any(timeline.exposed for timeline in shown):
         hatched = element("rect", class_="exposed", width=28, height=16)

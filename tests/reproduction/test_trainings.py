@@ -45,7 +45,7 @@ def test_broken_trainings_are_refused(tmp_path, text, message):
 
 
 def test_the_ratio_of_vgc_grows_with_alpha_and_over_the_training(kept):
-    runs = [kept.run(trainings.vgc_name(a, 0.999)) for a in trainings.ALPHAS]
+    runs = [kept.run(trainings.vgc_name(spec)) for spec in trainings.ALPHAS]
     assert [run.ratio for run in runs] == sorted(run.ratio for run in runs)
     assert all(run.ratios[-1] > run.ratios[0] for run in runs)
 

@@ -99,6 +99,8 @@ def test_what_ddp_took_is_recorded_too(one_rank_group, tmp_path):
     assert (record.solver, record.plan_sha256) == (STOCK_DDP, None)
     assert (record.workload, record.losses) == (type(model.module).__name__, ())
     assert record.iteration.count == STEPS - 3
+    assert record.traffic is None
+    assert record.interface_tx_nbytes >= 0
     (table,) = tables(record)
     assert "averaged by PyTorch DDP on 1 x gloo" in table.columns[1]._cells
 

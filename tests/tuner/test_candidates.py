@@ -53,6 +53,13 @@ def test_the_baseline_is_first_and_merging_tried_if_it_differs(beta):
     assert MERGED in names(found) or found.not_tried[MERGED] == same
 
 
+def test_where_nothing_may_be_left_out_dense_plans_are_tried():
+    found = listed(max_ratio=1.0)
+    assert names(found)[0] == TODAY
+    assert {c.plan.is_exact for c in found.tried} == {True}
+    assert "not allowed" in found.not_tried["lags"]
+
+
 def test_no_plan_is_missing_without_a_reason():
     found = listed()
     assert set(SOLVERS) <= {*names(found), *found.not_tried}
