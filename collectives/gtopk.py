@@ -13,6 +13,8 @@ Differences from the paper
       gradient is lost. Algorithm 4, line 10, has every rank put back what it sent and
       does not find in the result; a value dropped at an inner node whose index comes
       through another branch is then neither applied nor kept (``as_printed``).
+    - What is applied is the sum over P, the mean of Eq. 3; Algorithm 4 applies the sum,
+      and so with P times the learning rate.
     - Any P: the ranks beyond the largest power of two hand theirs in first, one round
       before the tree. The paper assumes a power of two.
     - No barrier between rounds: a receive waits for its own partner only.

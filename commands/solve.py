@@ -69,7 +69,7 @@ def solve(
     tolerance: Tolerance = TOLERANCE,
     min_gain: MinGain = MIN_GAIN,
     literal: Annotated[
-        bool, typer.Option("--literal", help="lags: Eq. 18 and 19 as printed.")
+        bool, typer.Option("--literal", help="lags: Eq. 19 as printed.")
     ] = False,
     momentum_correction: Annotated[
         bool,

@@ -15,7 +15,8 @@ gradients is held until then.
 
 Differences from the paper: there is no parameter server; every rank computes the same
 mean. A tensor of equal elements, or of only one, has deviation zero; by the letter it
-would be clipped to nothing for ever, here it is not clipped.
+would be clipped to nothing for ever, here it is not clipped. (One of nearly equal
+elements is, as the letter has it: to c deviations, which are little of their mean.)
 """
 
 from __future__ import annotations

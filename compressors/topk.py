@@ -123,7 +123,7 @@ class TopKCompressor(Compressor[TopK]):
         """Take every rank's message, or the one that a ``gtopk`` tree returned."""
         self._received = messages
         if self._forgets:
-            self._take_back_absent()
+            self._take_back(found=False)
 
     def write(self, index: int, out: torch.Tensor) -> None:
         """Overwrite ``out`` with the sum of the messages over the world size."""
@@ -149,9 +149,12 @@ class TopKCompressor(Compressor[TopK]):
         """Return to the residuals what was sent and must not be applied.
 
         Before it is aggregated, that is the own message. After ``gtopk`` it is the
-        combined one, once, on rank 0: its tree has put back all else. The velocity
-        stays cleared where it was.
+        combined one, once, on rank 0: its tree has put back all else; as printed it is
+        what each rank has not taken back. The velocity stays cleared where it was.
         """
+        if self._forgets and self._received:
+            self._take_back(found=True)
+            return
         message = self._sent
         if self.collective == "gtopk" and self._received:
             if self.context.rank != 0:
@@ -164,14 +167,18 @@ class TopKCompressor(Compressor[TopK]):
     def _forgets(self) -> bool:
         return self.spec.as_printed and self.collective == "gtopk"
 
-    def _take_back_absent(self) -> None:
-        """Return what was sent to the residuals where the result lacks its index."""
+    def _take_back(self, *, found: bool) -> None:
+        """Return what was sent to the residuals where the result has its index, or not.
+
+        Args:
+            found: whether it has.
+        """
         (result,) = self._received
         for index in range(len(self.slots)):
             values, indices = self._segment(self._sent, index)
-            _, found = self._segment(result, index)
-            absent = ~torch.isin(indices, found)
-            self._keep(index, values * absent, indices)
+            _, chosen = self._segment(result, index)
+            taken = torch.isin(indices, chosen, invert=not found)
+            self._keep(index, values * taken, indices)
 
     def _keep(self, index: int, values: torch.Tensor, indices: torch.Tensor) -> None:
         self.state[RESIDUAL][index].index_add_(0, indices, values)

@@ -24,7 +24,7 @@ tensors are merged together, which may leave time for another round.
 The largest ratio is exact up to the resolutions of both searches. The others are as
 low as they can be one at a time, given which tensors are dense.
 
-Differences from the paper: Eq. 18 and 19 let a layer hide behind the one layer that
+Differences from the paper: Eq. 19 lets a layer hide behind the one layer that
 follows only; :mod:`comm_plan.planner.lags_literal` is that rule.
 """
 

@@ -73,7 +73,7 @@ class Settings:
             are sent whole.
         momentum_correction: a plan that leaves elements out has the optimizer's
             momentum applied before compression.
-        literal: ``lags`` follows Eq. 18 and 19 of its paper as printed.
+        literal: ``lags`` follows Eq. 19 of its paper as printed.
         local_steps: the ranks make so many steps alone, then average how far they have
             come; None: they average every gradient.
     """

@@ -179,7 +179,9 @@ def eight_nodes() -> Section:
         "Fig. 6 to 8: gains on 8 nodes",
         "Published ones are measured, ours simulated with the computation of Fig. 9. "
         "By the model 8 nodes still hide every layer's message; what WFBP lost on the "
-        "real cluster is not in start-ups and rate. The gain over SyncEASGD is.",
+        "real cluster is not in start-ups and rate. The gain over SyncEASGD is. "
+        "TensorFlow 1.3 with parameter servers, which the figures show too, has no "
+        "printed figures, and comm-plan no parameter servers.",
         side_by_side(comparisons),
     )
 

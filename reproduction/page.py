@@ -25,10 +25,11 @@ TITLE = "The five papers"
 TEXT = """\
 What the papers behind comm-plan print, beside what it computes: every table and figure
 that can be had without their clusters and data sets. `comm-plan reproduce` writes this
-page (`make papers` in a checkout); nothing on it is typed. Printed figures come from
-`reproduction/data/`, where each paper is named; the others from the planner's schedule
-model and the collectives' closed forms, with the papers' own start-ups and rates. The
-last chapter is trained; `--models-only` takes it from the trainings that were kept."""
+page (`make papers` in a checkout); no figure in its tables is typed. Printed ones come
+from `reproduction/data/`, where each paper is named; the others from the planner's
+schedule model and the collectives' closed forms, with the papers' own start-ups and
+rates. The last chapter is trained; `--models-only` takes it from the trainings that
+were kept."""
 
 
 def modelled() -> tuple[Chapter, ...]:

@@ -188,6 +188,9 @@ def tables() -> Section:
             for alpha, accuracy, ratio in figures["alpha"]:
                 name = f"{data}, {optimizer}, alpha {alpha}"
                 rows.append((name, units.percent(accuracy), f"{ratio:g}"))
+            for other, accuracy, ratio in figures["others"]:
+                name = f"{data}, {optimizer}, {other}"
+                rows.append((name, units.percent(accuracy), f"{ratio:g}"))
     return Section(
         "Tables 1 and 2 (published only)",
         "Accuracy and parameters over parameters sent. A ratio is not a property of "

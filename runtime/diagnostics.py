@@ -48,12 +48,13 @@ def measure(engine: Engine) -> dict[str, float]:
             total = residuals[index].clone()
             engine.transport.all_reduce(total)
             figures[f"residual_norm/{slot.name}"] = float(total.norm())
-            mean = bucket.parameters[index].grad
-            if densities is None or mean is None:
+            if densities is None or bucket.parameters[index].grad is None:
                 continue
             density = max(densities[index], bucket.compressor.density_floor)
             k = selected(slot.numel, density)
-            applied = mean.detach().flatten().float() * engine.transport.world_size
+            mean = torch.empty_like(total)
+            bucket.compressor.write(index, mean)  # that in .grad may have been clipped
+            applied = mean * engine.transport.world_size
             figures[f"delta/{slot.name}"] = _delta(total, applied, k)
     return figures
 

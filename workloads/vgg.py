@@ -4,10 +4,10 @@ Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
 Recognition", ICLR 2015, Table 1, column D. CIFAR-10 is read where it is given; else the
 data are random.
 
-Differences from the paper: the form for CIFAR-10, which the gTop-k and LAGS papers
-train, has batch normalisation and one linear layer of 512 inputs instead of three. The
-form of the VGC paper's appendix D has two, dropout in many places, and biases in the
-normalisation only.
+Differences from the paper: the form for CIFAR-10, on which the gTop-k and LAGS papers
+train VGG-16 (which form, they do not say), has batch normalisation and one linear layer
+of 512 inputs instead of three. That of the VGC paper's appendix D has two, dropout in
+many places, and biases in the normalisation only.
 """
 
 from __future__ import annotations

@@ -104,8 +104,14 @@ def test_no_gradient_is_lost(collective, world_size, seed, density):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 @pytest.mark.parametrize("aggregated", [False, True])
-def test_undo_returns_everything_to_the_residuals(collective, world_size, aggregated):
-    ranks = [topk(world_size, r, collective) for r in range(world_size)]
+@pytest.mark.parametrize("as_printed", [False, True])
+def test_undo_returns_everything_to_the_residuals(
+    collective, world_size, aggregated, as_printed
+):
+    ranks = [
+        topk(world_size, r, collective, as_printed=as_printed)
+        for r in range(world_size)
+    ]
     gradients = random_gradients(11, world_size)
     add_all(ranks, gradients)
     if aggregated:

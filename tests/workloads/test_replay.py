@@ -214,7 +214,7 @@ def test_another_batch_size_than_the_recorded_one_is_refused(tmp_path):
     assert load(f"replay:{path}", batch_size=8).batch_size == 8
     with pytest.raises(WorkloadError, match="times of batch size 8, not 16"):
         load(f"replay:{path}", batch_size=16)
-    with pytest.raises(WorkloadError, match="cannot be made with data .* takes batch"):
+    with pytest.raises(WorkloadError, match=r"cannot be made with data .* takes batch"):
         load(f"replay:{path}", data="images")
 
 
