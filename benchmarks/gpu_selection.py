@@ -20,6 +20,7 @@ from statistics import median
 
 import torch
 
+from comm_plan.benchmarks.tables import markdown
 from comm_plan.plans import selected
 
 NBYTES_PER_ELEMENT = 12
@@ -157,17 +158,22 @@ def measure(numel: int, density: float, repetitions: int) -> list[Row]:
     ]
 
 
-def markdown(rows: list[Row], environment: dict[str, str]) -> str:
+def page(rows: list[Row], environment: dict[str, str]) -> str:
     """Return the rows as a table, the environment above it."""
-    lines = [", ".join(f"{key} {value}" for key, value in environment.items()), ""]
-    lines.append("| elements | density | method | median | GB/s | torch.topk / this |")
-    lines.append("|---|---|---|---|---|---|")
-    lines += [
-        f"| {r.numel:.3g} | {r.density:g} | {r.method} | {1e6 * r.median_s:.0f} us "
-        f"| {r.gigabytes_per_s:.0f} | {r.ratio:.2f} |"
-        for r in rows
+    where = ", ".join(f"{key} {value}" for key, value in environment.items())
+    head = ("method", "elements", "density", "median", "GB/s", "torch.topk / this")
+    cells = [
+        (
+            row.method,
+            f"{row.numel:.3g}",
+            f"{row.density:g}",
+            f"{1e6 * row.median_s:.0f} us",
+            f"{row.gigabytes_per_s:.0f}",
+            f"{row.ratio:.2f}",
+        )
+        for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return f"{where}\n\n{markdown(head, cells)}\n"
 
 
 def environment() -> dict[str, str]:
@@ -203,8 +209,9 @@ def main() -> None:
     where = environment()
     result = {"environment": where, "rows": [asdict(row) for row in rows]}
     options.output.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
-    options.output.with_suffix(".md").write_text(markdown(rows, where))
-    print(markdown(rows, where))
+    text = page(rows, where)
+    options.output.with_suffix(".md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import typer
 
 from comm_plan.collectives.registry import ALGORITHMS
 from comm_plan.planner.evidence import Accuracy
-from comm_plan.planner.solvers import SOLVERS
+from comm_plan.planner.solvers import MERGED, SOLVERS
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS, MAX_SEED
 from comm_plan.plans.export import EXPORTS
@@ -62,7 +62,7 @@ else:
     Optimizer = _choices("Optimizer", OPTIMIZERS)
     SolverName = _choices("SolverName", SOLVERS)
 
-OPTIMAL = SolverName("optimal")
+OPTIMAL = SolverName(MERGED)
 
 WORKLOAD = typer.Argument(
     metavar="WORKLOAD",

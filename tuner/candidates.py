@@ -38,7 +38,12 @@ MOST = 16
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan by its name: its solver, and the compressor forced upon it, if any."""
+    """A plan that could be tried.
+
+    Attributes:
+        name: its solver, and the compressor forced upon it, if any.
+        plan: with a prediction.
+    """
 
     name: str
     plan: Plan
