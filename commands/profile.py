@@ -23,7 +23,7 @@ from comm_plan.commands.options import (
 from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
 from comm_plan.errors import InputError, one_line
-from comm_plan.plans.document import LONGEST_VALUE
+from comm_plan.plans.problems import LONGEST_VALUE
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:

@@ -38,8 +38,11 @@ class Momentum:
     ) -> torch.Tensor:
         """Take ``gradient`` [n] into ``velocity`` [n]; return the step [n].
 
-        Without Nesterov that is the velocity itself, not a copy.
+        Without Nesterov that is the velocity itself, not a copy; without momentum it is
+        the gradient, and the velocity stays what it was.
         """
+        if not self.factor:
+            return gradient
         torch.add(gradient, velocity, alpha=self.factor, out=velocity)
         if self.nesterov:
             return gradient.add(velocity, alpha=self.factor)

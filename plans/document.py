@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from comm_plan.errors import DocumentError, one_line
 from comm_plan.plans.files import read_text, write_atomically
+from comm_plan.plans.problems import LONGEST_VALUE, first_problem
 
 MAX_RANKS = 2**20
 MAX_BATCH_SIZE = 2**31
@@ -32,9 +33,6 @@ MAX_INTEGER = 2**53
 MAX_DEPTH = 64
 """How deep a document's JSON may be nested."""
 YEAR_S = 366 * 24 * 3600.0
-
-LONGEST_VALUE = 150
-"""Characters of a value, and of what is wrong with it, in a message."""
 
 _IN_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
@@ -159,7 +157,7 @@ def refused_as(source: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise DocumentError(f"{source}: {_first_problem(error)}") from None
+        raise DocumentError(f"{source}: {first_problem(error)}") from None
 
 
 def parse_object(text: str, source: str) -> Mapping[str, Any]:
@@ -178,6 +176,10 @@ def parse_object(text: str, source: str) -> Mapping[str, Any]:
     try:
         raw = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
+        if not text[error.pos :].strip():
+            raise DocumentError(
+                f"{source}: not JSON: it ends in line {error.lineno}, unfinished"
+            ) from None
         raise DocumentError(
             f"{source}: not JSON: {error.msg} in line {error.lineno}"
         ) from None
@@ -213,27 +215,19 @@ def _too_deep(source: str) -> str:
 
 def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) -> None:
     stated = raw.get("schema")
+    if stated is None:
+        raise DocumentError(f"{source}: has no schema: give a document of comm-plan")
     if stated != schema:
         raise DocumentError(
             f"{source}: schema is {one_line(repr(stated), LONGEST_VALUE)}, "
-            f"{schema!r} is wanted here: are the files in the order that --help gives?"
+            f"{schema!r} is wanted here: is another file meant, or another order?"
         )
-    if raw.get("version") != version:
+    numbered = raw.get("version")
+    if numbered is None:
+        raise DocumentError(f"{source}: has no version: give a document of comm-plan")
+    if numbered != version:
         raise DocumentError(
-            f"{source}: version {one_line(repr(raw.get('version')), LONGEST_VALUE)} of "
-            f"{schema} is unknown, this "
-            f"comm-plan reads version {version}: write the file again, or upgrade"
+            f"{source}: version {one_line(repr(numbered), LONGEST_VALUE)} of {schema} "
+            f"is unknown, this comm-plan reads version {version}: write the file "
+            "again, or upgrade"
         )
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"]) or "document"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = one_line(message[:1].lower() + message[1:], LONGEST_VALUE)
-    if problem["type"] == "string_pattern_mismatch":
-        message = "holds a control character, such as the end of a line"
-    value = problem["input"]
-    if problem["type"] == "missing" or isinstance(value, dict | list | tuple | Value):
-        return f"{place}: {message}"
-    return f"{place} = {one_line(repr(value), LONGEST_VALUE)}: {message}"

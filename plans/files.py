@@ -155,4 +155,6 @@ def _cannot_write(path: str | os.PathLike[str], error: Exception) -> OutputError
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
     return (getattr(error, "strerror", None) or str(error)).lower()

@@ -40,7 +40,8 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
     """Check that gradients of the model called ``name`` can be planned.
 
     Raises:
-        InputError: there are none, or some have a dtype that cannot be sent.
+        InputError: there are none, or some have no elements or a dtype that cannot be
+            sent.
     """
     if not parameters:
         raise InputError(f"model {name} has no trainable parameters: nothing to plan")
@@ -49,6 +50,11 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
             raise InputError(
                 f"parameter {key} of model {name} is {dtype_name(parameter)}: only "
                 f"{', '.join(DTYPE_NBYTES)} can be planned"
+            )
+        if not parameter.numel():
+            raise InputError(
+                f"parameter {key} of model {name} has no elements: freeze it "
+                "(requires_grad_(False)), there is nothing to train"
             )
 
 

@@ -93,7 +93,9 @@ def read(path: Path) -> list[Layer]:
                 )
             layers = [_layer(path, rows.line_num, row) for row in rows]
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(
+            f"{path}: cannot be read: {str(error.strerror).lower()}"
+        ) from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is no text: give a CSV file") from None
     if not layers:
@@ -114,7 +116,8 @@ def _layer(path: Path, line: int, row: dict[str, str | None]) -> Layer:
             backward_s=float(row["backward_s"] or ""),
         )
     except ValueError as error:
-        raise InputError(f"{path}, line {line}: {error}: give numbers") from None
+        given = str(error).rpartition(": ")[2]
+        raise InputError(f"{path}, line {line}: {given} is no number") from None
     in_range = 0 <= layer.forward_s < float("inf") > layer.backward_s >= 0
     if not (layer.name and layer.numel > 0 and in_range):
         raise InputError(

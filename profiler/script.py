@@ -56,7 +56,7 @@ from comm_plan.profiler.timings import (
     timings_of,
 )
 from comm_plan.runtime.flat import tensors_in
-from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach
+from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach, copyable
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.allocator import keep_memory
@@ -219,7 +219,9 @@ class _Steps:
             on_updated=self._on_updated,
         )
         hooks = attach(model, places, callbacks)
-        counting = model.register_forward_pre_hook(self._count, with_kwargs=True)
+        counting = model.register_forward_pre_hook(
+            copyable(self._count), with_kwargs=True
+        )
         hooks.callback(counting.remove)
         hooks.callback(self._thread.close)
         return hooks

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -31,17 +31,30 @@ def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in ``value``: a tensor, or nested containers of tensors.
 
-    Containers are tuples, lists, mappings and dataclasses.
+    Containers are tuples, lists, dictionaries and dataclasses; each is looked through
+    once, as one may hold itself.
     """
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
+    seen = set()
+    found = [value]
+    while found:
+        value = found.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            found.extend(reversed(_items(value)))
+
+
+def _items(value: object) -> list[object]:
+    """Return what a container holds; of anything else nothing."""
+    if isinstance(value, (dict, UserDict)):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        # A field may never have been set.
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return []
 
 
 def broadcast_tensors(

@@ -166,13 +166,25 @@ class _NotCopied:
 
 
 class _Copyable(_NotCopied):
-    """A hook of the model or of its outputs."""
+    """A hook of the model."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook
 
     def __call__(self, *arguments: object) -> None:
         self._hook(*arguments)
+
+
+class _OnOutput(_NotCopied):
+    """The hook of an output, which may outlive the hooks of its model."""
+
+    def __init__(self, hooks: weakref.ref[_Hooks]) -> None:
+        self.hooks = hooks
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        hooks = self.hooks()
+        if hooks is not None:
+            hooks.on_output_gradient()
 
 
 class _OnGradient(_NotCopied):
@@ -263,8 +275,9 @@ class _Hooks:
         if not self._expects_backward:
             return
         for tensor in tensors_in(output):
-            if not tensor.is_leaf:  # a hook on a leaf would stay there
-                tensor.register_hook(copyable(self.on_output_gradient))
+            if not (tensor.is_leaf or self._has_hooked(tensor)):
+                # A hook on a leaf would stay there.
+                tensor.register_hook(_uncompiled(_OnOutput)(weakref.ref(self)))
 
     def on_forward_end(self, model: nn.Module, inputs: object, output: object) -> None:
         """Tell of a forward that raised, after which ``on_output`` was not called."""
@@ -272,7 +285,14 @@ class _Hooks:
             self._in_forward = False
             self._callbacks.on_forward_failed()
 
-    def on_output_gradient(self, gradient: torch.Tensor) -> None:
+    def _has_hooked(self, output: torch.Tensor) -> bool:
+        """Return whether the model has returned this very tensor before."""
+        hooks = (output._backward_hooks or {}).values()
+        return any(
+            isinstance(hook, _OnOutput) and hook.hooks() is self for hook in hooks
+        )
+
+    def on_output_gradient(self) -> None:
         """Watch for the end of this backward."""
         if self._callbacks.listening() and not self._is_watching:
             self._watch_backward()

@@ -18,7 +18,7 @@ tensor sent at once, both are the step of ``torch.optim.SGD``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Container, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import nn
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Plan
+from comm_plan.runtime.hooks import updates
 
 REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
 """What groups have while the optimizer steps."""
@@ -84,19 +85,21 @@ class TakenMomentum:
     def of(self, parameter: nn.Parameter) -> Momentum:
         """Return the momentum that the user wants for ``parameter`` now.
 
-        Raises:
-            InputError: the optimizer does not have it.
+        None of a parameter that the optimizer does not have (yet): another one may
+        apply its own.
         """
         group = self._group_of(parameter)
+        if group is None:
+            return Momentum()
         return Momentum(group["momentum"], group["nesterov"])
 
     def require(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that it is this optimizer that steps.
+        """Check that no other optimizer updates what this one has.
 
         Raises:
-            RunError: it is another.
+            RunError: it does.
         """
-        if optimizer is not self._optimizer:
+        if optimizer is not self._optimizer and updates(optimizer, self._places):
             raise RunError(
                 f"another optimizer ({type(optimizer).__name__}) than the engine's "
                 "updates parameters of a plan with momentum correction, so that "
@@ -132,15 +135,11 @@ class TakenMomentum:
             hook.remove()
         self._restore()
 
-    def _group_of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        if parameter not in self._places:
+    def _group_of(self, parameter: nn.Parameter) -> dict[str, Any] | None:
+        if parameter not in self._places:  # add_param_group may have been called
             self._places = _places(self._optimizer)
-        if parameter not in self._places:
-            raise InputError(
-                "the optimizer lacks a parameter of the plan, so that its momentum is "
-                "unknown: give the optimizer of all of them"
-            )
-        return self._optimizer.param_groups[self._places[parameter]]
+        place = self._places.get(parameter)
+        return None if place is None else self._optimizer.param_groups[place]
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
@@ -172,6 +171,7 @@ class TakenMomentum:
     def _fill_buffer(self, parameter: nn.Parameter, velocity: torch.Tensor) -> None:
         """Make the buffer ``velocity`` and what the weight's decay has put there."""
         state, group = self._optimizer.state[parameter], self._group_of(parameter)
+        assert group is not None
         moved = torch.empty_like(parameter).copy_(velocity.view(parameter.shape))
         of_decay = state.get("momentum_buffer") if group["weight_decay"] else None
         state["momentum_buffer"] = moved if of_decay is None else moved.add_(of_decay)
@@ -240,6 +240,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 def taken_over(
     plan: Plan,
+    parameters: Container[nn.Parameter],
     optimizer: torch.optim.Optimizer | None,
     taken: TakenMomentum | None = None,
 ) -> TakenMomentum | None:
@@ -247,12 +248,13 @@ def taken_over(
 
     Args:
         plan: the plan.
+        parameters: of the plan.
         optimizer: whose.
         taken: the same if it has been taken over already.
 
     Raises:
-        InputError: it wants momentum of an optimizer that is not given or has none to
-            take over.
+        InputError: it wants momentum of an optimizer that is not given, has none of
+            ``parameters``, or no momentum that can be taken over.
     """
     if not plan.momentum_correction:
         return None
@@ -262,6 +264,11 @@ def taken_over(
         raise InputError(
             "the plan corrects momentum, so the engine has to take over that of the "
             "optimizer: call parallelize(model, plan, optimizer=optimizer)"
+        )
+    if not updates(optimizer, parameters):
+        raise InputError(
+            "the plan corrects momentum, and the optimizer that was given has no "
+            "parameter of the model: give the one that updates it"
         )
     momentum = TakenMomentum(optimizer)
     factors = sorted({str(group["momentum"]) for group in optimizer.param_groups})

@@ -61,10 +61,11 @@ class EngineMomentum:
             undo: leaves the optimizer as it is.
 
         Raises:
-            InputError: it wants momentum of an optimizer that is not given or has none
-                to take over.
+            InputError: it wants momentum of an optimizer that is not given, has no
+                parameter of the model, or no momentum that can be taken over.
         """
-        momentum = taken_over(plan, self._optimizer, self._taken)
+        parameters = frozenset(trainable(self._model).values())
+        momentum = taken_over(plan, parameters, self._optimizer, self._taken)
         if momentum is not None and momentum is not self._taken:
             undo.callback(momentum.close)
         return momentum
@@ -81,10 +82,10 @@ class EngineMomentum:
             self._taken.before_compression = own.keys()
 
     def require(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that it is the optimizer whose momentum is corrected that steps.
+        """Check that no other optimizer updates parameters of the corrected one.
 
         Raises:
-            RunError: it is another.
+            RunError: one does.
         """
         if self._taken is not None and self._is_corrected:
             self._taken.require(optimizer)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from copy import deepcopy
 
 import pytest
 import torch
@@ -177,6 +178,29 @@ def test_an_error_in_the_block_stays_what_it_is(tmp_path):
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(InputError, match="no trainable parameters"):
         comm_plan.profile(nn.ReLU())
+
+
+def test_a_parameter_without_elements_is_refused_by_name():
+    model = nn.ModuleDict({"full": nn.Linear(2, 2), "empty": nn.Embedding(0, 2)})
+    with (
+        pytest.raises(InputError, match=r"empty\.weight .* has no elements: freeze it"),
+        comm_plan.profile(model),
+    ):
+        pass
+
+
+def test_a_model_may_be_copied_and_saved_meanwhile(tmp_path):
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as run:
+        steps(model, 5)
+        copied = deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        saved = torch.load(tmp_path / "model.pt", weights_only=False)
+        for other in (copied, saved):
+            steps(other, 3)
+        steps(model, 20)
+    assert run.profile.iterations is not None
+    assert saved.layers[0].weight.equal(copied.layers[0].weight)
 
 
 def test_a_wrapped_model_is_refused(one_rank_group):

@@ -1,6 +1,7 @@
 """Tensors in nested values; those of rank 0, which travel only where they differ."""
 
 from collections import UserDict, namedtuple
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,3 +67,25 @@ def test_tensors_are_found_in_what_models_take_and_return(contain):
     tensor = torch.ones(2)
     assert [found is tensor for found in tensors_in(contain(tensor))] == [True]
     assert not list(tensors_in([Output, contain(None)]))
+
+
+def test_what_cannot_be_read_is_passed_over():
+    """A container that holds itself, a field that nobody has set, a lazy mapping."""
+    output = Output(torch.ones(1))
+    output.states = [output, torch.ones(2)]
+    never_set = Output.__new__(Output)
+    found = [*tensors_in([output, never_set, Lazy(), torch.ones(3)])]
+    assert [len(tensor) for tensor in found] == [1, 2, 3]
+
+
+class Lazy(Mapping):
+    """Computes its values."""
+
+    def __getitem__(self, key):
+        raise AssertionError("it was asked to")
+
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2

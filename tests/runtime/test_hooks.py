@@ -167,3 +167,22 @@ def test_an_optimizer_inside_backward_is_refused_by_name():
     with pytest.raises(RunError, match="inside backward"):
         model(torch.ones(2, FEATURES)).sum().backward()
     engine.close()
+
+
+def test_an_output_that_lives_on_has_one_hook_which_keeps_nothing_alive():
+    class Cached(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x), cached
+
+    cached = torch.ones(1, requires_grad=True) * 2
+    model = Cached(FEATURES, 1)
+    plan = plan_for(model, 1)
+    engine = parallelize(model, plan, transport=LocalTransport())
+    for _ in range(5):
+        model(torch.ones(2, FEATURES))[0].sum().backward()
+    assert len(cached._backward_hooks) == 1
+    engine.close()
+    model_is_there = weakref.ref(model)
+    del model, engine
+    gc.collect()
+    assert model_is_there() is None

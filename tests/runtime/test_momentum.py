@@ -122,6 +122,66 @@ def test_a_parameter_that_no_rank_uses_stays_and_keeps_its_momentum(name):
         torch.testing.assert_close(parameters, expected, rtol=1e-4, atol=1e-5)
 
 
+def two_optimizers(model):
+    """Return one for each half of the parameters, with another momentum."""
+    *first, third, fourth = model.parameters()
+    return [
+        torch.optim.SGD(first, lr=0.05, momentum=0.9, weight_decay=0.1),
+        torch.optim.SGD([third, fourth], lr=0.02, momentum=0.5),
+    ]
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_momentum_of_another_optimizer_is_left_to_it(given):
+    def trained(model, optimizers, rank, ranks):
+        for step in range(STEPS):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            sum(loss(model, each, step) / ranks for each in rank).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    def rank(transport):
+        model = net()
+        optimizers = two_optimizers(model)
+        plan = corrected(model, RANKS, *WHOLE["topk"])
+        with parallelize(model, plan, transport=transport, optimizer=optimizers[given]):
+            return trained(model, optimizers, [transport.rank], 1)
+
+    plain = net()
+    expected = trained(plain, two_optimizers(plain), range(RANKS), RANKS)
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(parameters, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_parameter_that_is_added_later_has_its_momentum_from_then_on():
+    def trained(model, optimizer, late):
+        steps(model, optimizer, 3)
+        optimizer.add_param_group({"params": late, "momentum": 0.5})
+        steps(model, optimizer, 3, first=3)
+        return [p.detach() for p in model.parameters()]
+
+    def begun():
+        model = net()
+        *early, late = model.parameters()
+        return model, torch.optim.SGD(early, lr=0.05, momentum=0.9), late
+
+    model, optimizer, late = begun()
+    plan = corrected(model, 1, TopK(density=1.0))
+    with parallelize(model, plan, transport=LocalTransport(), optimizer=optimizer):
+        found = trained(model, optimizer, late)
+    torch.testing.assert_close(found, trained(*begun()))
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model = net()
+    other = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
+    plan = corrected(model, 1, TopK(density=1.0))
+    with pytest.raises(InputError, match="has no parameter of the model"):
+        parallelize(model, plan, transport=LocalTransport(), optimizer=other)
+
+
 def test_momentum_does_not_go_into_means_again():
     model, optimizer, engine = alone(TopK(density=0.2), momentum=0.9)
     steps(model, optimizer, 1)
