@@ -71,3 +71,21 @@ def test_what_was_accumulated_is_averaged_whatever_the_step_uses(use, method, sw
             model.parameters(), reference.parameters(), strict=True
         ):
             torch.testing.assert_close(own.grad, expected.grad)
+
+
+def test_a_second_backward_over_a_graph_is_averaged_too():
+    def rank(transport):
+        model = Heads()
+        x = torch.full((2, WIDTH), 1.0 + transport.rank)
+        with parallelize(model, plan_for(model, 2), transport=transport):
+            value = model(x, "first", "second")
+            value.backward(retain_graph=True)
+            (3 * value).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    once = Heads()
+    for number in range(2):
+        (once(torch.full((2, WIDTH), 1.0 + number), "first", "second") / 2).backward()
+    for found in run_ranks(2, rank):
+        expected = [4 * parameter.grad for parameter in once.parameters()]
+        torch.testing.assert_close(found, expected)
