@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except CommPlanError as error:
         _fail(error, error.exit_code)
     except Exception as error:
-        refused = _misused(error)
+        refused = _misused(error) or _not_installed(error)
         _fail(refused or error, 2 if refused else 1)
     sys.exit(code or 0)
 
@@ -110,8 +110,18 @@ def _misused(error: Exception) -> InputError | None:
         return None
     misuse = cast("typer.BadParameter", error)
     path = misuse.ctx.command_path if misuse.ctx else "comm-plan"
-    said = misuse.format_message().rstrip(".")
+    said = misuse.format_message().rstrip(".").replace("Value error, ", "")
+    said = said.replace("Input should be", "must be").partition(", unable to parse")[0]
     return InputError(f"{said}: {path} --help lists what there is")
+
+
+def _not_installed(error: Exception) -> InputError | None:
+    """Return what to install, None if that is not what is wrong."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return InputError(
+            "this needs PyTorch, which is not installed: pip install 'comm-plan[torch]'"
+        )
+    return None
 
 
 def _fail(error: BaseException, code: int) -> NoReturn:

@@ -52,13 +52,15 @@ def read(paths: Sequence[Path]) -> list[File]:
             of comm-plan's.
         InputError: a folder holds no document.
     """
-    return [file for path in paths for file in _read(path)]
+    return [
+        (_name(file), load_document(file)) for path in paths for file in _files(path)
+    ]
 
 
-def _read(path: Path) -> Iterator[File]:
+def _files(path: Path) -> list[Path]:
+    """Return the files that ``path`` stands for."""
     if not path.is_dir():
-        yield _name(path), load_document(path)
-        return
+        return [path]
     files = (f for f in sorted(path.glob("*.json")) if not f.name.startswith(NEXT))
     inside = [file for file in files if _is_ours(file)]
     if not inside:
@@ -66,8 +68,7 @@ def _read(path: Path) -> Iterator[File]:
             f"{path}: the folder holds no documents: give one that profile, solve, "
             "train or tune wrote to"
         )
-    for file in inside:
-        yield _name(file), load_document(file)
+    return inside
 
 
 def _name(path: Path) -> str:
@@ -141,7 +142,7 @@ def write(
     """
     if output.suffix not in (".html", ".png", ".json"):
         raise InputError(f"{output}: end the name in .html, .png or .json")
-    check_writable(output)
+    check_writable(output, unlike=[file for path in paths for file in _files(path)])
     given = arrange(read(paths))
     _check(given, solvers, world_size)
     if output.suffix == ".html":

@@ -1,4 +1,6 @@
-"""The terminal: what is printed, errors, and progress bars, on stderr.
+"""The terminal: tables, remarks, errors and progress bars, on stderr.
+
+Only what somebody asks for, and may want to page or to search, goes to stdout.
 
 All text is printed as it is: names in documents and paths are no markup, and control
 characters in them do nothing.
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from comm_plan.runtime.trainer import Event, Watcher
 
 
+PIPED_WIDTH = 200
+"""Columns of tables that go to a file or to another program."""
+
+
 def console() -> Console:
     """Return the terminal: stderr, as wide as it is."""
     from rich.console import Console
@@ -36,6 +42,17 @@ def console() -> Console:
 def show(renderable: Any) -> None:
     """Print a table or a picture."""
     console().print(renderable)
+
+
+def answer(renderable: Any) -> None:
+    """Print the table or picture that was asked for, to stdout.
+
+    Where that is no terminal, it is wide enough for names.
+    """
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(markup=False, emoji=False, width=width).print(renderable)
 
 
 def say(line: str) -> None:

@@ -54,7 +54,7 @@ def compare(
     names = arguments.names_of(plans, "plan-")
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
-        check_writable(output)
+        check_writable(output, unlike=plans)
     launching.start_ranks(context, ranks)
     from comm_plan.report.comparison import comparison
     from comm_plan.runtime.side_by_side import train_side_by_side

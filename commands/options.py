@@ -76,6 +76,28 @@ ProfileArgument = Annotated[
 NetworkArgument = Annotated[
     Path, typer.Argument(metavar="NETWORK", help="What benchmark-network wrote.")
 ]
+
+
+def _two_files(given: tuple[Path, Path] | None) -> tuple[Path, Path] | None:
+    """Refuse an option that was taken for a file, as what follows is missing."""
+    for path in given or ():
+        if str(path).startswith("-"):
+            raise typer.BadParameter(
+                f"two files are wanted, PROFILE NETWORK; {path} is an option"
+            )
+    return given
+
+
+def from_documents(flag: str, what: str) -> Any:
+    """Return an option for the two documents that a plan was solved from.
+
+    Args:
+        flag: what it is called.
+        what: it does, for the help.
+    """
+    return typer.Option(flag, metavar="PROFILE NETWORK", callback=_two_files, help=what)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout.")]
 WorldSize = Annotated[
     int | None,

@@ -44,7 +44,7 @@ def report(
     if output is None:
         from comm_plan.report.terminal import TerminalTimelines
 
-        screen.show(TerminalTimelines(reporting.draw(documents, names, world_size)))
+        screen.answer(TerminalTimelines(reporting.draw(documents, names, world_size)))
         return
     reporting.write(documents, output, names, world_size)
     screen.say(f"wrote {output}")

@@ -45,10 +45,10 @@ def show(
     for path, document in found.items():
         if path not in beside:
             for table in tables(document):
-                screen.show(table)
+                screen.answer(table)
     for runs in comparable:
         names = arguments.names_of(list(runs), "run-")
         pairs = list(zip(names, runs.values(), strict=True))
         workload = pairs[0][1].workload
         how = "side by side" if len(of_model) == 1 else f"{workload}, side by side"
-        screen.show(comparison(pairs, target, how))
+        screen.answer(comparison(pairs, target, how))

@@ -62,7 +62,7 @@ def simulate(
             max_ratio=max_ratio,
         ),
     )
-    screen.show(what_if_table(found.summaries, names, cluster.world_size))
-    screen.show(speedup_table(found.summaries, names))
+    screen.answer(what_if_table(found.summaries, names, cluster.world_size))
+    screen.answer(speedup_table(found.summaries, names))
     for remark in found.remarks:
         screen.say(remark)

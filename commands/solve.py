@@ -102,7 +102,7 @@ def solve(
     from comm_plan.plans.files import write_atomically
     from comm_plan.report.solvers import solver_table
 
-    check_writable(output)
+    check_writable(output, unlike=[profile, network])
     if solver.value != "lags":
         refuse_given(context, {"literal"}, "it is for --solver lags")
     if not compare and solver.value != CHOOSING:

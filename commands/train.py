@@ -18,6 +18,7 @@ from comm_plan.commands.options import (
     Training,
     WorkloadArgument,
     WorkloadOptions,
+    from_documents,
     grouped,
 )
 from comm_plan.commands.output import finish
@@ -82,19 +83,17 @@ def train(
     ] = TIMEOUT_S,
     adapt: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
+        from_documents(
             "--adapt",
-            metavar="PROFILE NETWORK",
-            help="Solve again when the run is not as predicted: the plan's documents.",
+            "Solve again when the run is not as predicted: the plan's documents.",
         ),
     ] = None,
     elastic: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
+        from_documents(
             "--elastic",
-            metavar="PROFILE NETWORK",
-            help="Go on from a checkpoint if there is one, on any number of ranks, "
-            "with a plan solved again for them from these documents.",
+            "Go on from a checkpoint if there is one, on any number of ranks, with a "
+            "plan solved again for them from these documents.",
         ),
     ] = None,
     json: Json = False,
@@ -108,7 +107,7 @@ def train(
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     if checkpoint_every and checkpoint is None:
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
-    check_writable(output)
+    check_writable(output, unlike=[plan, *(adapt or ()), *(elastic or ())])
     launching.start_ranks(context, ranks)
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options

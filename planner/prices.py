@@ -298,8 +298,8 @@ class Prices:
             free = np.zeros(len(numel))
             return free, free, 0.0
         raise InputError(
-            f"profile has no compression costs for {spec.kind}: profile again with it, "
-            "or add them to the profile's compression"
+            f"profile has no compression costs for {spec.kind}: profile again with "
+            f"--compressors {spec.kind} (or all), or add them to its compression"
         )
 
     def _summing_s(self, spec: Spec, collective: str) -> FloatArray:

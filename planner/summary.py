@@ -115,6 +115,8 @@ class Summary:
     @cached_property
     def verdict(self) -> str:
         """In one sentence what planning brings over the buckets of ``threshold``."""
+        if self.world_size == 1:
+            return "nothing to gain: one rank has nothing to send"
         text = verdict(self.rows, self.lower_bound_s, self._today)
         gain = self.problem.settings.min_gain
         abstains = any(
@@ -278,8 +280,12 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         lower_bound_s: for dense traffic.
         instead_of: what the buckets of ``threshold`` are called.
     """
-    dense = {row.solver: row for row in rows if row.forced is None}
-    today, merged = dense[TODAY], dense[MERGED]
+    plain = {row.solver: row for row in rows if row.forced is None}
+    today, merged = plain[TODAY], plain[MERGED]
+    dense = [row for row in plain.values() if row.largest_ratio == 1]
+    fastest = min(dense, key=lambda row: row.iteration_s)
+    if fastest.iteration_s < merged.iteration_s * (1 - WORTHWHILE):
+        merged = fastest  # as a large tolerance lets it
     lossy = [row for row in rows if row.largest_ratio > 1 or row.is_local]
     if any(row.solver == CHOOSING for row in rows):  # the others keep to no accuracy
         lossy = [row for row in lossy if row.solver == CHOOSING or row.is_local]
@@ -307,7 +313,8 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
             f"compression may save: try --solver {CHOOSING}"
         )
     if gain > max(WORTHWHILE, most - WORTHWHILE):
-        return f"merge only: {_less(gain, instead_of)}, exactly dense"
+        by = "" if merged.solver == MERGED else f" by {merged.label}"
+        return f"merge only{by}: {_less(gain, instead_of)}, exactly dense"
     how = "compress" if planned.largest_ratio > 1 else "meet less often"
     if gain <= WORTHWHILE:
         return (

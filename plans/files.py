@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,14 +64,22 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         raise _cannot_write(path, error) from None
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
+def check_writable(
+    path: str | os.PathLike[str], unlike: Iterable[str | os.PathLike[str]] = ()
+) -> None:
     """Fail now, before long work, if ``path`` could not be written afterwards.
 
+    Args:
+        path: the file.
+        unlike: files that it must not take the place of: they are read.
+
     Raises:
-        OutputError: the folder is missing or not writable, or ``path`` is a folder or
-            read-only.
+        OutputError: the folder is missing or not writable, or ``path`` is a folder,
+            read-only, or among ``unlike``.
     """
     target = _target(path)
+    if not _is_stream(target) and target in {Path(os.path.realpath(p)) for p in unlike}:
+        raise OutputError(f"{path}: it is read too, and would be lost: give another -o")
     if _is_stream(target):
         return
     try:

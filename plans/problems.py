@@ -21,10 +21,10 @@ _TEXT, _LIST, _OBJECT = "must be a text", "must be a list", "must be an object"
 _WORDS = {
     "missing": "is missing",
     "extra_forbidden": "is no such field",
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be above {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be below {lt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
     "float_parsing": _NUMBER,
     "float_type": _NUMBER,
     "finite_number": _NUMBER,
@@ -81,10 +81,14 @@ def in_words(problem: ErrorDetails) -> str:
     """Return what is wrong, in one line."""
     words = _WORDS.get(problem["type"])
     if words is not None:
-        context = {
-            name: text.replace("'", "") if isinstance(text, str) else text
-            for name, text in problem.get("ctx", {}).items()
-        }
+        context = {k: _plain(v) for k, v in problem.get("ctx", {}).items()}
         return one_line(words.format(**context))
     said = problem["msg"].removeprefix("Value error, ")
     return one_line(said[:1].lower() + said[1:], LONGEST_VALUE)
+
+
+def _plain(value: object) -> object:
+    """Return a bound or a list of words as it is read best."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value.replace("'", "") if isinstance(value, str) else value

@@ -20,6 +20,9 @@ from comm_plan.plans.document import (
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.plan import PlannedModel
 
+TUNED_FILE = "plan.json"
+"""What the plan to run is called in the folder of a tuning."""
+
 TUNING_FILE = "tuning.json"
 """What the evidence is called in the folder of a tuning."""
 

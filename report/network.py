@@ -47,25 +47,40 @@ def rows(network: Network, collective: str) -> Iterator[MeasuredSize]:
 
 
 def overview(network: Network) -> Table:
-    """Return one row per collective: start-up, bandwidth and quality of the fit."""
+    """Return one row per collective: start-up, bandwidth and quality of the fit.
+
+    What is known of none has no column.
+    """
     title = _setting(network)
     if network.emulated_link is not None:
         title += f", emulated link of {network.emulated_link}"
+    facts = {
+        collective: _facts(network, collective) for collective in network.collectives
+    }
     result = Table(title=title, box=box.SIMPLE_HEAD)
     result.add_column("collective")
-    for name in ("start-up", "largest", "median", "busbw", "fit error"):
+    known = [name for name in _FACTS if any(of[name] for of in facts.values())]
+    for name in known:
         result.add_column(name, justify="right", no_wrap=True)
-    for collective, cost in network.collectives.items():
-        *_, last = [None, *rows(network, collective)]
-        result.add_row(
-            collective,
-            units.seconds(cost.fit.segments[0].alpha_s) if cost.fit else "",
-            binary(last.sample.nbytes) if last else "",
-            units.seconds(last.sample.median_s) if last else "",
-            rate(last.busbw) if last else "",
-            _error(cost.fit),
-        )
+    for collective, of in facts.items():
+        result.add_row(collective, *(of[name] for name in known))
     return result
+
+
+_FACTS = ("start-up", "largest", "median", "busbw", "fit error")
+
+
+def _facts(network: Network, collective: str) -> dict[str, str]:
+    """Return what the overview says of a collective, by :data:`_FACTS`."""
+    fit = network.collectives[collective].fit
+    *_, last = [None, *rows(network, collective)]
+    return {
+        "start-up": units.seconds(fit.segments[0].alpha_s) if fit else "",
+        "largest": binary(last.sample.nbytes) if last else "",
+        "median": units.seconds(last.sample.median_s) if last else "",
+        "busbw": rate(last.busbw) if last else "",
+        "fit error": _error(fit),
+    }
 
 
 def _setting(network: Network) -> str:
@@ -87,6 +102,10 @@ def table(network: Network, collective: str) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
+    if not cost.samples:
+        result.add_column(_caption(cost))
+        result.caption = None
+        return result
     for name in ("size", "median", "min", "p95", "algbw", "busbw", "fit", "error"):
         result.add_column(name, justify="right", no_wrap=True)
     for row in rows(network, collective):
@@ -110,16 +129,14 @@ def _cells(row: MeasuredSize) -> tuple[str, ...]:
 
 def _caption(cost: CollectiveCost) -> str:
     fitted = "not fitted" if cost.fit is None else describe(cost.fit)
-    longer = (
-        f"{dtype} {per_byte * 1e9:.3g} ns/B" for dtype, per_byte in cost.summing.items()
-    )
+    longer = (f"{dtype} {units.seconds(s)}/B" for dtype, s in cost.summing.items())
     return "; summing takes longer in ".join(filter(None, (fitted, ", ".join(longer))))
 
 
 def describe(fit: Fit) -> str:
     """Return a fit in words: its segments and its median error."""
     segments = (
-        f"{units.seconds(segment.alpha_s)} + {segment.beta_s_per_byte * 1e9:.3g} ns/B"
+        f"{units.seconds(segment.alpha_s)} + {units.seconds(segment.beta_s_per_byte)}/B"
         f" from {binary(segment.from_nbytes)}"
         for segment in fit.segments
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from comm_plan import units
 from comm_plan.plans import Curve, Trial, Tuning
-from comm_plan.plans.tuning import LARGEST_LOSS
+from comm_plan.plans.tuning import LARGEST_LOSS, TUNED_FILE
 from comm_plan.report.facts import Fact, emulated
 
 TRIAL_HEADER = ("plan", "sends", "predicted", "measured", "of DDP's", "iterations")
@@ -22,7 +22,7 @@ def tuning_rows(tuning: Tuning) -> list[Fact]:
         ("ranks", f"{tuning.world_size} x {tuning.backend}"),
         *emulated(tuning.emulated_link),
         ("took", took),
-        ("run", f"{tuning.winner}: {tuning.trial(tuning.winner).plan}"),
+        ("run", f"{TUNED_FILE}: {tuning.winner}"),
         ("advice", tuning.advice),
     ]
 

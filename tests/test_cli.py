@@ -159,9 +159,35 @@ def test_names_are_printed_as_they_are(here, command):
     (here / "[red].json").write_text(json.dumps(document))
     shown = command("show", "[red].json")
     assert shown.returncode == 0, shown.stderr
-    assert "[/red] :smile: [bold]x" in shown.stderr
+    assert "[/red] :smile: [bold]x" in shown.stdout
     solved = command("solve", "[red].json", "network.json", "-o", "[b].json")
     assert "wrote [b].json" in solved.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (("solve", "profile.json", "network.json", "-o", "profile.json"), "profile"),
+        (("solve", "profile.json", "network.json", "-o", "./network.json"), "network"),
+        (("train", "digits", "--plan", "plan.json", "-o", "plan.json"), "plan"),
+        (("report", "plan.json", "profile.json", "-o", "plan.json"), "plan"),
+        (("report", ".", "-o", "profile.json"), "profile"),
+    ],
+)
+def test_what_is_read_is_not_overwritten(here, command, words, file):
+    before = (here / f"{file}.json").read_text()
+    assert "it is read too, and would be lost" in command.refused(*words)
+    assert (here / f"{file}.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "words", [("-o", "r.json", "a", "b"), ("a", "--steps", "3"), ("--steps", "3")]
+)
+@pytest.mark.parametrize("option", ["--adapt", "--elastic"])
+def test_an_option_is_not_taken_for_a_file(here, command, option, words):
+    said = command.refused("train", "digits", "--plan", "plan.json", option, *words)
+    assert f"'{option}': two files are wanted, PROFILE NETWORK" in said
+    assert " is an option" in said
 
 
 def refuse(given):
@@ -264,7 +290,7 @@ def test_what_the_demo_calls_is_understood(tmp_path):
 def test_a_prediction_of_more_than_a_year_is_refused(here, command):
     (here / "profile.json").write_text(json.dumps(profile(forward_s=YEAR_S)))
     said = command.refused("solve", "profile.json", "network.json", "-o", "out.json")
-    assert "less than or equal to 31622400" in said
+    assert "must be at most 31622400" in said
     assert not (here / "out.json").exists()
 
 
@@ -286,10 +312,10 @@ def test_several_runs_are_shown_side_by_side(here, command):
     run_record(0.1, solver="lags", **planned).save(here / "run-lags.json")
     shown = command("show", "run-ddp.json", "plan.json", "run-lags.json")
     assert shown.returncode == 0, shown.stderr
-    rows = [line.split() for line in shown.stderr.splitlines()]
+    rows = [line.split() for line in shown.stdout.splitlines()]
     assert ["ddp", "-", "300", "ms", "-", "1.00x", "-"] in rows
     assert ["lags", "90.0", "ms", "100", "ms", "-10.0%", "3.00x", "-"] in rows
-    assert "buckets, in launch order" in shown.stderr
+    assert "buckets, in launch order" in shown.stdout
     for words, refused in (
         (("run-ddp.json", "--target", 1), "--target is for several run records"),
         (("run-ddp.json", here / "run-ddp.json"), "give each file a name of its own"),
@@ -303,7 +329,7 @@ def test_only_runs_of_one_model_are_shown_side_by_side(here, command):
         "run-a.json": {}, "run-b.json": {}, "run-c.json": other,
     }.items():  # fmt: skip
         run_record(0.3, solver="lags", **changes).save(here / name)
-    shown = command("show", "run-a.json", "run-c.json", "run-b.json").stderr
+    shown = command("show", "run-a.json", "run-c.json", "run-b.json").stdout
     rows = [line.split() for line in shown.splitlines()]
     assert "two, side by side" in shown
     assert {"a", "b"} <= {row[0] for row in rows if "1.00x" in row}
@@ -734,11 +760,11 @@ def test_report_and_simulate_print(here, command):
     inputs = ("profile.json", "network.json")
     drawn = command("report", *inputs)
     assert drawn.returncode == 0, drawn.stderr
-    assert "optimal" in drawn.stderr
+    assert "optimal" in drawn.stdout
     table = command("simulate", *inputs, "--world-sizes", "2,8", "--by-layer")
     assert table.returncode == 0, table.stderr
-    assert "8 *" in table.stderr
-    assert "speed-up over one rank" in table.stderr
+    assert "8 *" in table.stdout
+    assert "speed-up over one rank" in table.stdout
 
 
 def test_a_table_of_layers_becomes_a_profile(here, command):

@@ -99,8 +99,8 @@ def test_other_ranks_are_said_to_be_extrapolated(folder, command):
 def test_without_a_file_timelines_are_drawn_in_the_terminal(folder, command):
     drawn = command("report", folder, "--solvers", "wfbp,optimal")
     assert drawn.returncode == 0, drawn.stderr
-    assert "wfbp" in drawn.stderr
-    assert "optimal" in drawn.stderr
+    assert "wfbp" in drawn.stdout
+    assert "optimal" in drawn.stdout
 
 
 def test_timelines_of_plans_take_the_place_of_simulated_ones(folder):
@@ -213,7 +213,7 @@ def test_a_document_that_is_cut_off_is_named(folder):
 
 def test_a_document_that_is_broken_is_named(folder):
     (folder / "plan.json").write_text('{"schema": "comm-plan/plan", "version": 1}')
-    with pytest.raises(DocumentError, match=r"plan\.json: solver: field required"):
+    with pytest.raises(DocumentError, match=r"plan\.json: solver: is missing"):
         reporting.read([folder])
 
 

@@ -13,7 +13,7 @@ from comm_plan.planner import BASELINES, Settings
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Tuning
-from comm_plan.plans.tuning import TUNING_FILE
+from comm_plan.plans.tuning import TUNED_FILE, TUNING_FILE
 
 SETTING = ("backend", "emulated_link")
 """What plans and networks say of the ranks' transport."""
@@ -83,7 +83,7 @@ class Tuned:
         self.next_network.save(folder / "next-network.json")
         for name, plan in self.plans.items():
             plan.save(folder / file_of(name))
-        self.plan.save(folder / "plan.json")
+        self.plan.save(folder / TUNED_FILE)
         self.tuning.save(folder / TUNING_FILE)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comm_plan.errors import WorkloadError
+from comm_plan.errors import CommPlanError, WorkloadError, one_line
 from comm_plan.workloads.base import (
     Batches,
     Evaluate,
@@ -134,7 +134,15 @@ def _check_step(name: str, optimizer: torch.optim.Optimizer) -> None:
 
 def _checked_loss(name: str, loss: Loss) -> Loss:
     def scalar(model: nn.Module, batch: Any) -> torch.Tensor:
-        value: object = loss(model, batch)
+        try:
+            value: object = loss(model, batch)
+        except (CommPlanError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {one_line(str(error))}"
+            raise WorkloadError(
+                f"workload {name}: its model or loss failed: {said}"
+            ) from error
         if not isinstance(value, torch.Tensor):
             raise WorkloadError(
                 f"workload {name}: its loss is {kind(value)}: return a tensor that "

@@ -22,6 +22,7 @@ from comm_plan.plans.compression.topk import (
     TopK,
 )
 from comm_plan.plans.compression.words import Hybrid, Strom, Vgc
+from comm_plan.plans.problems import first_problem
 
 SPECS: tuple[type[Spec], ...] = (
     Dense,
@@ -92,11 +93,10 @@ def method(name: str, **options: object) -> tuple[Spec, str]:
     try:
         return type(spec).model_validate(own | given), collective
     except ValidationError as error:
-        problem = error.errors()[0]
         fields = ", ".join(key for key in type(spec).model_fields if key != "kind")
         raise InputError(
-            f"compressor {name}: {problem['loc'][0]} {problem['input']}: "
-            f"{problem['msg'].lower()}; it has {fields or 'no options'}"
+            f"compressor {name}: {first_problem(error)}; it has "
+            f"{fields or 'no options'}"
         ) from None
 
 

@@ -168,8 +168,14 @@ def test_layers_asked_to_stay_dense_stay_dense(build):
             {"options": {"density": 0.1}},
             "options density are given without a compressor",
         ),
-        ({"compressor": "topk", "options": {"density": 2.0}}, "density 2.0"),
-        ({"compressor": "topk", "options": {"density": 0.0}}, "density 0.0"),
+        (
+            {"compressor": "topk", "options": {"density": 2.0}},
+            "density = 2.0: must be at most 1",
+        ),
+        (
+            {"compressor": "topk", "options": {"density": 0.0}},
+            "density = 0.0: must be at least 1e-12",
+        ),
         (
             {"compressor": "fp16", "options": {"density": 0.1}},
             "compressor fp16: density",
@@ -200,7 +206,7 @@ def test_settings_that_mean_nothing_are_refused(field, message):
 def test_a_compressor_that_was_not_measured_names_the_remedy(build):
     profile = build.profile([1e-3] * 3, [1000] * 3)
     for solver, compressor in itertools.product(["optimal"], ["topk", "fp16"]):
-        with pytest.raises(InputError, match="profile again with it"):
+        with pytest.raises(InputError, match="profile again with --compressors"):
             planned(profile, _line(build), solver, compressor=compressor)
     with pytest.raises(InputError, match="no compression costs for topk"):
         planned(profile, _line(build), "lags")

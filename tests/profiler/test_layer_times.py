@@ -40,8 +40,8 @@ def test_layers_are_weights_to_topk_and_no_matrices_to_powersgd(table):
     [
         ("layer,numel,forward_s\nfc,1,0\n", "column backward_s is missing"),
         (HEAD, "there are no layers"),
-        (HEAD + "fc,1,0,x\n", "line 2: could not convert"),
-        (HEAD + "fc,1,0\n", "line 2: could not convert"),
+        (HEAD + "fc,1,0,x\n", "line 2: 'x' is no number"),
+        (HEAD + "fc,1,0\n", "line 2: '' is no number"),
         (HEAD + "fc,0,0,1\n", "line 2: give a name, a numel above 0"),
         (HEAD + "fc,1,0,nan\n", "line 2: give a name"),
         (HEAD + "fc,1,0,1\nfc,2,0,1\n", "layer fc is listed twice"),

@@ -145,4 +145,4 @@ def test_trials_are_listed_from_the_fastest():
     assert rows[2][3] == "-"
     facts = dict(tuning_rows(tuning))
     assert "ended early" in facts["took"]
-    assert facts["run"] == "lags: lags.json"
+    assert facts["run"] == "plan.json: lags"

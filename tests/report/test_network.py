@@ -60,7 +60,7 @@ def test_the_table_names_sizes_times_and_the_fit():
     text = shown(network("allreduce"), "allreduce")
     for expected in ("1 MiB", "10.0 ms", "9.00 ms", "20.0 ms", "105 MB/s", "+15%"):
         assert expected in text
-    assert "1.00 ms + 10 ns/B from 0 B; median error 3.0%" in text
+    assert "1.00 ms + 10.0 ns/B from 0 B; median error 3.0%" in text
 
 
 def test_the_overview_has_a_row_for_every_collective():
@@ -79,4 +79,4 @@ def test_one_rank_is_no_ranks():
 
 def test_a_network_may_lack_fit_or_samples():
     assert "not fitted" in shown(network("gtopk", fit=None), "gtopk")
-    assert "1.00 ms + 10 ns/B" in shown(network("gtopk", samples=False), "gtopk")
+    assert "1.00 ms + 10.0 ns/B" in shown(network("gtopk", samples=False), "gtopk")
