@@ -19,14 +19,17 @@ from comm_plan.collectives.two_pass import TWO_PASS
 from comm_plan.errors import unknown
 
 COLLECTIVES: dict[str, Collective] = {
-    "allreduce": ALLREDUCE,
-    "allgather": ALLGATHER,
-    "reduce_scatter": REDUCE_SCATTER,
-    "broadcast": BROADCAST,
-    "point_to_point": POINT_TO_POINT,
-    "gtopk": GTOPK,
-    "spardl": SPARDL,
-    "two_pass": TWO_PASS,
+    collective.name: collective
+    for collective in (
+        ALLREDUCE,
+        ALLGATHER,
+        REDUCE_SCATTER,
+        BROADCAST,
+        POINT_TO_POINT,
+        GTOPK,
+        SPARDL,
+        TWO_PASS,
+    )
 }
 """The collectives that a network document may hold and ``benchmark-network`` measures.
 
@@ -34,9 +37,14 @@ Those that aggregate may carry the buckets of a plan.
 """
 
 ALGORITHMS = tuple(
-    dict.fromkeys(name for known in COLLECTIVES.values() for name in known.algorithms)
+    dict.fromkeys(
+        name
+        for known in COLLECTIVES.values()
+        if len(known.algorithms) > 1
+        for name in known.algorithms
+    )
 )
-"""The names of all their closed forms."""
+"""The names of the closed forms between which there is a choice."""
 
 
 def check_known(names: Iterable[str]) -> None:

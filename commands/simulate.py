@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from comm_plan import screen
+from comm_plan import screen, units
 from comm_plan.commands import arguments
 from comm_plan.commands.options import (
     AlgorithmOption,
@@ -18,7 +18,7 @@ from comm_plan.commands.options import (
     NetworkArgument,
     ProfileArgument,
 )
-from comm_plan.planner.solvers import BASELINES, MAX_RATIO
+from comm_plan.planner.solvers import BASELINES, MAX_RATIO, MERGED, TOLERANCE
 
 
 def simulate(
@@ -64,5 +64,10 @@ def simulate(
     )
     screen.answer(what_if_table(found.summaries, names, cluster.world_size))
     screen.answer(speedup_table(found.summaries, names))
+    if MERGED in names:
+        screen.say(
+            f"{MERGED}: the fewest messages within {units.percent(TOLERANCE)} of the "
+            "best time"
+        )
     for remark in found.remarks:
         screen.say(remark)

@@ -112,6 +112,8 @@ def solve(
     if not compare and not SOLVERS[solver.value].chooses_compression:
         why = "it is for solvers that choose ratios: lags, slgs, auto"
         refuse_given(context, {"max_ratio"}, why)
+    if world_size is None:
+        refuse_given(context, {"algorithm"}, "it is for --world-size")
     if local_steps is None:
         why = "it is for --local-steps"
         refuse_given(context, {"outer_lr", "outer_momentum"}, why)
