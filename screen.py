@@ -85,14 +85,15 @@ def progress() -> Iterator[Callable[[int, int | None, str], None]]:
         TimeElapsedColumn,
     )
 
+    terminal = console()
     with Progress(
         TextColumn("{task.description}", style="progress.description", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console(),
+        console=terminal,
         transient=True,
-        disable=place().rank > 0,
+        disable=place().rank > 0 or not terminal.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None)
 

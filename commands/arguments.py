@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, unknown
 from comm_plan.planner.solvers import SOLVERS
 from comm_plan.plans.compression import KINDS, METHODS, Dense
 from comm_plan.plans.document import refused_as
@@ -74,12 +74,18 @@ def kinds_of(text: str) -> tuple[str, ...]:
 
     A method is called as in ``solve --compressor``, or as its compressor is in plans.
     To send gradients as they are, which every plan may, is always one.
+
+    Raises:
+        InputError: there is no such method.
     """
     if text == "all":
         return tuple(KINDS)
-    wanted = () if text == "none" else names(text) or ()
-    kinds = (METHODS[name][0].kind if name in METHODS else name for name in wanted)
-    return tuple(dict.fromkeys((Dense().kind, *kinds)))
+    kinds: list[str] = [Dense().kind]
+    for name in () if text == "none" else names(text) or ():
+        if name not in METHODS and name not in KINDS:
+            raise unknown("compressor", name, METHODS)
+        kinds.append(METHODS[name][0].kind if name in METHODS else name)
+    return tuple(dict.fromkeys(kinds))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:

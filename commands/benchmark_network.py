@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comm_plan import screen, units
+from comm_plan import screen
 from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commands import arguments, launching
 from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
@@ -84,6 +84,7 @@ def _sweep(
 ) -> Network:
     from comm_plan.commbench.probe import probe, reached
     from comm_plan.commbench.sweep import LARGEST_NBYTES, geometric_sizes, measure
+    from comm_plan.report.network import binary
 
     names = tuple(arguments.names(collectives) or COLLECTIVES)
     sizes = geometric_sizes(largest=max_nbytes or LARGEST_NBYTES)
@@ -92,7 +93,7 @@ def _sweep(
         last = reached(probe(transport, sizes, budget_s, names), budget_s).nbytes
         if last < sizes[-1] and transport.rank == 0:
             screen.say(
-                f"messages up to {units.nbytes(last)}: longer ones would take more "
+                f"messages up to {binary(last)}: longer ones would take more "
                 "than --budget; --max-bytes measures them"
             )
         sizes = tuple(nbytes for nbytes in sizes if nbytes <= last)

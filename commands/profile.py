@@ -88,12 +88,12 @@ def profile(
         made = _made_up(from_model, flops_per_s, from_csv, changes, optimizer)
         finish(made, output, json)
         return
+    kinds = arguments.kinds_of(compressors)
     launching.start_ranks(context, ranks)
     from comm_plan.plans import check_writable
     from comm_plan.profiler import measure
 
     check_writable(output)
-    kinds = arguments.kinds_of(compressors)
     model = load_workload(workload, changes, optimizer)
     with (
         launching.connected(ranks) as transport,

@@ -116,6 +116,8 @@ def train(
     chosen = plan_for_these(
         plan, elastic, launching.link_of(ranks), arguments.value(ranks.backend)
     )
+    if diagnostics is not None and chosen.is_dense and adapt is None:
+        raise InputError("--diagnostics: the plan is dense, and leaves nothing unsent")
     model = load_workload(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
     compare_conditions(plan, chosen, model)
