@@ -26,7 +26,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from comm_plan.planner import joint
 from comm_plan.planner.merging import merge
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.planner.schedule import ROUNDING, simulate
@@ -76,6 +75,8 @@ def _in_contention(problem: Problem, alone: Solution) -> Solution:
     """
     if problem.compute.contention is None:
         return alone
+    from comm_plan.planner import joint  # loaded by those only who need it
+
     options = {id(option): option for option in problem.assigned}
     chosen = [id(option) for option in problem.assigned]
     own = [

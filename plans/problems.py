@@ -35,7 +35,7 @@ _WORDS = {
     "bool_type": "must be true or false",
     "string_type": _TEXT,
     "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": ("holds a control character, such as the end of a line"),
+    "string_pattern_mismatch": "holds a control character, such as a line's end",
     "tuple_type": _LIST,
     "list_type": _LIST,
     "dict_type": _OBJECT,
