@@ -89,7 +89,7 @@ def swept(
     """
     largest = min(sweep.LARGEST_NBYTES, max(2**16, largest_nbytes))
     sizes = sweep.geometric_sizes(largest=largest, factor=4)
-    share_s = NETWORK_SHARE * budget_s
+    began_s, share_s = time.perf_counter(), NETWORK_SHARE * budget_s
     last = reached(probe(transport, sizes, share_s), share_s)
     if last.sweep_s > NETWORK_LIMIT * budget_s:
         raise InputError(
@@ -100,6 +100,6 @@ def swept(
     return sweep.measure(
         transport,
         sizes=[nbytes for nbytes in sizes if nbytes <= last.nbytes],
-        budget_s=share_s,
+        budget_s=share_s - (time.perf_counter() - began_s),
         progress=progress,
     )
