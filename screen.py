@@ -32,11 +32,11 @@ PIPED_WIDTH = 200
 """Columns of tables that go to a file or to another program."""
 
 
-def console() -> Console:
-    """Return the terminal: stderr, as wide as it is."""
+def console(*, stderr: bool = True, width: int | None = None) -> Console:
+    """Return the terminal: stderr, or else stdout; as wide as it is, or as is said."""
     from rich.console import Console
 
-    return Console(stderr=True, markup=False, emoji=False)
+    return Console(stderr=stderr, markup=False, emoji=False, width=width)
 
 
 def show(renderable: Any) -> None:
@@ -49,10 +49,8 @@ def answer(renderable: Any) -> None:
 
     Where that is no terminal, it is wide enough for names.
     """
-    from rich.console import Console
-
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    Console(markup=False, emoji=False, width=width).print(renderable)
+    console(stderr=False, width=width).print(renderable)
 
 
 def say(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,27 +82,21 @@ def _sweep(
     max_nbytes: int | None,
     budget_s: float,
 ) -> Network:
-    from comm_plan.commbench.probe import probe, reached
+    from comm_plan.commbench.probe import affordable
     from comm_plan.commbench.sweep import LARGEST_NBYTES, geometric_sizes, measure
     from comm_plan.report.network import binary
 
-    began_s = time.perf_counter()
     names = tuple(arguments.names(collectives) or COLLECTIVES)
     sizes = geometric_sizes(largest=max_nbytes or LARGEST_NBYTES)
     check_known(names)
     if max_nbytes is None and transport.world_size > 1:
-        last = reached(probe(transport, sizes, budget_s, names), budget_s).nbytes
-        if last < sizes[-1] and transport.rank == 0:
+        largest = sizes[-1]
+        fitting = affordable(transport, sizes, budget_s, names)
+        sizes, budget_s = fitting.sizes, fitting.left_s
+        if sizes[-1] < largest and transport.rank == 0:
             screen.say(
-                f"messages up to {binary(last)}: longer ones would take more "
+                f"messages up to {binary(sizes[-1])}: longer ones would take more "
                 "than --budget; --max-bytes measures them"
             )
-        sizes = tuple(nbytes for nbytes in sizes if nbytes <= last)
     with screen.progress() as progress:
-        return measure(
-            transport,
-            collectives=names,
-            sizes=sizes,
-            budget_s=budget_s - (time.perf_counter() - began_s),
-            progress=progress,
-        )
+        return measure(transport, names, sizes, budget_s, progress)

@@ -7,6 +7,7 @@ the network is.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,21 @@ class Probed:
     nbytes: int
     sweep_s: float
     telling: bool
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """What there is time for.
+
+    Attributes:
+        sizes: in bytes, the smallest first.
+        sweep_s: what a sweep of them takes at least.
+        left_s: what the probe has left of the budget.
+    """
+
+    sizes: tuple[int, ...]
+    sweep_s: float
+    left_s: float
 
 
 def probe(
@@ -84,6 +100,27 @@ def reached(probed: Sequence[Probed], budget_s: float) -> Probed:
     enough = next((each for each in probed if each.telling), probed[-1])
     fitting = [each for each in probed if each.sweep_s <= budget_s]
     return max([enough, *fitting], key=lambda each: each.nbytes)
+
+
+def affordable(
+    transport: Transport,
+    sizes: Sequence[int],
+    budget_s: float,
+    collectives: Sequence[str] = tuple(COLLECTIVES),
+) -> Affordable:
+    """Return how many of ``sizes`` there is time for; every rank calls this.
+
+    Args:
+        transport: the ranks.
+        sizes: in bytes, the smallest first.
+        budget_s: seconds for probing and sweeping them.
+        collectives: what the sweep is of.
+    """
+    began_s = time.perf_counter()
+    last = reached(probe(transport, sizes, budget_s, collectives), budget_s)
+    fitting = tuple(nbytes for nbytes in sizes if nbytes <= last.nbytes)
+    left_s = budget_s - (time.perf_counter() - began_s)
+    return Affordable(fitting, last.sweep_s, left_s)
 
 
 def seconds(transport: Transport, collective: str, nbytes: int) -> float:

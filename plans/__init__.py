@@ -25,7 +25,7 @@ from comm_plan.plans.compression import (
     method,
     selected,
 )
-from comm_plan.plans.document import Document, read_schema
+from comm_plan.plans.document import Document, read_schema, without
 from comm_plan.plans.files import check_writable, write_atomically
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.local import LocalSteps
@@ -77,7 +77,7 @@ def load_document(path: str | Path) -> Document:
         if schema == kind.SCHEMA:
             return kind.load(path)
     if schema is None:
-        raise DocumentError(f"{path}: has no schema: give a document of comm-plan")
+        raise without("schema", str(path))
     known = ", ".join(kind.SCHEMA for kind in DOCUMENTS)
     stated = one_line(repr(schema), LONGEST_VALUE)
     raise DocumentError(f"{path}: schema {stated} is none of {known}")

@@ -144,6 +144,11 @@ def read_schema(path: str | os.PathLike[str]) -> object:
     return parse_object(read_text(path), str(path)).get("schema")
 
 
+def without(field: str, source: str) -> DocumentError:
+    """Return what to raise of a file that lacks what all documents begin with."""
+    return DocumentError(f"{source}: has no {field}: give a document of comm-plan")
+
+
 @contextmanager
 def refused_as(source: str) -> Iterator[None]:
     """Say in one line what is wrong with a value that is made within.
@@ -216,7 +221,7 @@ def _too_deep(source: str) -> str:
 def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) -> None:
     stated = raw.get("schema")
     if stated is None:
-        raise DocumentError(f"{source}: has no schema: give a document of comm-plan")
+        raise without("schema", source)
     if stated != schema:
         raise DocumentError(
             f"{source}: schema is {one_line(repr(stated), LONGEST_VALUE)}, "
@@ -224,7 +229,7 @@ def _check_head(raw: Mapping[str, Any], schema: str, version: int, source: str) 
         )
     numbered = raw.get("version")
     if numbered is None:
-        raise DocumentError(f"{source}: has no version: give a document of comm-plan")
+        raise without("version", source)
     if numbered != version:
         raise DocumentError(
             f"{source}: version {one_line(repr(numbered), LONGEST_VALUE)} of {schema} "

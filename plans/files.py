@@ -78,10 +78,10 @@ def check_writable(
             read-only, or among ``unlike``.
     """
     target = _target(path)
-    if not _is_stream(target) and target in {Path(os.path.realpath(p)) for p in unlike}:
-        raise OutputError(f"{path}: it is read too, and would be lost: give another -o")
     if _is_stream(target):
         return
+    if target in {Path(os.path.realpath(other)) for other in unlike}:
+        raise OutputError(f"{path}: it is read too, and would be lost: give another -o")
     try:
         handle, temporary = _temporary_beside(target)
     except OSError as error:

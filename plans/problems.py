@@ -53,15 +53,12 @@ _OF_TYPES = re.compile(r"constrained-|.*\[|(float|int|str|tuple|list|nullable)$"
 
 def first_problem(error: ValidationError) -> str:
     """Return where the first thing that is wrong is, its value, and what is wrong."""
-    first, *others = error.errors(include_url=False)
+    found = [(_fields(problem), problem) for problem in error.errors(include_url=False)]
+    first, _ = found[0]
     # Of a value that fits none of several types, what is wrong by the nearest one.
-    of_same = [
-        other
-        for other in others
-        if _fields(other)[: len(_fields(first))] == _fields(first)
-    ]
-    problem = max([first, *of_same], key=lambda each: len(_fields(each)))
-    place, value, said = ".".join(_fields(problem)), problem["input"], in_words(problem)
+    of_same = [each for each in found if each[0][: len(first)] == first]
+    fields, problem = max(of_same, key=lambda each: len(each[0]))
+    place, value, said = ".".join(fields), problem["input"], _in_words(problem)
     if not place:
         return said
     if problem["type"] == "missing" or isinstance(
@@ -77,7 +74,7 @@ def _fields(problem: ErrorDetails) -> list[str]:
     return [part for part in parts if not _OF_TYPES.match(part)]
 
 
-def in_words(problem: ErrorDetails) -> str:
+def _in_words(problem: ErrorDetails) -> str:
     """Return what is wrong, in one line."""
     words = _WORDS.get(problem["type"])
     if words is not None:

@@ -15,12 +15,14 @@ sends it whole.
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Device, Model, Profile, TensorTiming, fingerprint
+from comm_plan.plans.files import read_text
 
 COLUMNS = ("layer", "numel", "forward_s", "backward_s")
 
@@ -82,22 +84,15 @@ def read(path: Path) -> list[Layer]:
     Raises:
         InputError: see :func:`profile_from_layer_times`.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = csv.DictReader(stream, skipinitialspace=True)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise InputError(
-                    f"{path}: column {missing[0]} is missing: the first line must be "
-                    f"{','.join(COLUMNS)}"
-                )
-            layers = [_layer(path, rows.line_num, row) for row in rows]
-    except OSError as error:
+    text = read_text(path)
+    rows = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
         raise InputError(
-            f"{path}: cannot be read: {str(error.strerror).lower()}"
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is no text: give a CSV file") from None
+            f"{path}: column {missing[0]} is missing: the first line must be "
+            f"{','.join(COLUMNS)}"
+        )
+    layers = [_layer(path, rows.line_num, row) for row in rows]
     if not layers:
         raise InputError(f"{path}: there are no layers: give a line for each")
     names = [layer.name for layer in layers]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from comm_plan.commbench import sweep
-from comm_plan.commbench.probe import probe, reached
+from comm_plan.commbench.probe import affordable
 from comm_plan.errors import InputError
 from comm_plan.plans import Network, Profile
 from comm_plan.profiler import measure
@@ -89,17 +89,13 @@ def swept(
     """
     largest = min(sweep.LARGEST_NBYTES, max(2**16, largest_nbytes))
     sizes = sweep.geometric_sizes(largest=largest, factor=4)
-    began_s, share_s = time.perf_counter(), NETWORK_SHARE * budget_s
-    last = reached(probe(transport, sizes, share_s), share_s)
-    if last.sweep_s > NETWORK_LIMIT * budget_s:
+    fitting = affordable(transport, sizes, NETWORK_SHARE * budget_s)
+    if fitting.sweep_s > NETWORK_LIMIT * budget_s:
         raise InputError(
             f"--budget {budget_s:g}: to benchmark the network takes about "
-            f"{last.sweep_s:.0f} s: give {last.sweep_s / NETWORK_SHARE:.0f} or "
-            "more, or --network FILE"
+            f"{fitting.sweep_s:.0f} s: give "
+            f"{fitting.sweep_s / NETWORK_SHARE:.0f} or more, or --network FILE"
         )
     return sweep.measure(
-        transport,
-        sizes=[nbytes for nbytes in sizes if nbytes <= last.nbytes],
-        budget_s=share_s - (time.perf_counter() - began_s),
-        progress=progress,
+        transport, sizes=fitting.sizes, budget_s=fitting.left_s, progress=progress
     )

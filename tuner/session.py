@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from comm_plan.plans import Network, Profile, Trial, Tuning
 from comm_plan.transports.base import Transport
@@ -15,7 +16,7 @@ from comm_plan.tuner.halving import ROUNDS, Halving
 from comm_plan.tuner.judging import Judging
 from comm_plan.tuner.ledger import Ledger
 from comm_plan.tuner.options import Options
-from comm_plan.tuner.trials import Block, Trials, Watcher
+from comm_plan.tuner.trials import Block, Trials
 from comm_plan.tuner.tuned import SETTING, Tuned
 from comm_plan.workloads.base import Workload
 
@@ -163,29 +164,28 @@ class Session:
         return winner.name, text
 
     def _measure(self, name: str, iterations: int) -> Block:
-        block = self._trials.run(
-            self._ledger.plans[name],
-            iterations,
-            done=self._shown(f"try {name}"),
-        )
-        self._ledger.add(name, block)
-        return block
+        return self._run(name, iterations, f"try {name}")
 
     def _train(self, name: str, steps: int, limit_s: float, seed: int) -> Block:
-        block = self._trials.run(
-            self._ledger.plans[name],
+        return self._run(
+            name,
             steps,
+            f"loss of {name}, seed {seed}",
             warm_up=0,
             limit_s=limit_s,  # what the data decide may take longer than in the trials
             seed=seed,
-            done=self._shown(f"loss of {name}, seed {seed}"),
+        )
+
+    def _run(self, name: str, iterations: int, what: str, **options: Any) -> Block:
+        """Return a block of iterations by a plan, kept; ``what`` its progress is of."""
+        block = self._trials.run(
+            self._ledger.plans[name],
+            iterations,
+            done=lambda done, total: self._options.progress(done, total, what),
+            **options,
         )
         self._ledger.add(name, block)
         return block
-
-    def _shown(self, what: str) -> Watcher:
-        """Return what shows the progress of ``what``."""
-        return lambda done, total: self._options.progress(done, total, what)
 
     def _left_s(self) -> float:
         used_s = time.perf_counter() - self._started_s

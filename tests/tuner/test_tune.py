@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from comm_plan.collectives.emulation import emulate
+from comm_plan.commbench import probe as probing
 from comm_plan.commbench.probe import Probed
 from comm_plan.errors import InputError, RunError
 from comm_plan.planner import Settings, make_problem, solve
@@ -512,7 +513,7 @@ def test_the_hosts_are_those_that_ran(instant, tmp_path):
 def sizes_of_sweep(monkeypatch, *probed, budget_s=100.0):
     """Return up to which size a network is measured of which ``probed`` is known."""
     measured = []
-    monkeypatch.setattr(measuring, "probe", lambda *_: [Probed(*p) for p in probed])
+    monkeypatch.setattr(probing, "probe", lambda *_: [Probed(*p) for p in probed])
     monkeypatch.setattr(
         measuring.sweep, "measure", lambda *_, sizes, **__: measured.extend(sizes)
     )
