@@ -84,6 +84,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	for task in char-lm char-lm-rates; do \
 		$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task $$task \
 			--rates 100mbit --seeds 1 || exit 1; done
+	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task char-lm-2x --rates 100mbit
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task cnn-digits --rates 1gbit
 	for rate in 100mbit 1gbit 10gbit none; do for workload in cnn replay; do \
 		$(BIN)/python -m comm_plan.benchmarks.predictions_on_hosts \

@@ -24,8 +24,8 @@ __all__ = [
 if TYPE_CHECKING:
     from comm_plan.plans import load_plan
     from comm_plan.profiler.script import profile
-    from comm_plan.runtime import parallelize
     from comm_plan.runtime.compiled import compile_blocks
+    from comm_plan.runtime.entry import parallelize
     from comm_plan.runtime.recording import record
     from comm_plan.runtime.stock_ddp import ddp_hook, ddp_options
     from comm_plan.transports.connect import connect
@@ -39,7 +39,7 @@ _HOMES = {
     "ddp_hook": "runtime.stock_ddp",
     "ddp_options": "runtime.stock_ddp",
     "load_plan": "plans",
-    "parallelize": "runtime",
+    "parallelize": "runtime.entry",
     "profile": "profiler.script",
     "record": "runtime.recording",
 }

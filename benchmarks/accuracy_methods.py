@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from comm_plan.benchmarks.resnet20 import RESNET20_MNIST
-from comm_plan.runtime.trainer import GTOPK_WARMUP
+from comm_plan.runtime.density_warmup import GTOPK_WARMUP
 
 Form = Literal["dense", "as printed", "plain", "with remedies", "local steps", "tuning"]
 

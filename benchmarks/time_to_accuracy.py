@@ -121,20 +121,27 @@ class Task:
 CHAR_LM = Task(
     "char-lm", goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300
 )
+AT_RATES = (
+    "DDP, 25 MB",
+    "DDP, fp16 hook",
+    "DDP, powersgd 4 hook",
+    "auto",
+    "doublesqueeze 4 bits",
+    "4 local steps, doublesqueeze 4 bits",
+)
 TASKS = {
     "digits": Task("digits", goal=0.98, every=11, most_steps=660),
     "char-lm": CHAR_LM,
     "char-lm-rates": replace(
         CHAR_LM,
         learning_rates=(1.0, 2.0, 4.0),
-        variants=(
-            "DDP, 25 MB",
-            "DDP, fp16 hook",
-            "DDP, powersgd 4 hook",
-            "auto",
-            "doublesqueeze 4 bits",
-            "4 local steps, doublesqueeze 4 bits",
-        ),
+        variants=AT_RATES,
+    ),
+    "char-lm-2x": replace(
+        CHAR_LM,
+        every=20,
+        learning_rates=(2.0,),
+        variants=("optimal", *AT_RATES),
     ),
     "cnn-digits": Task(
         CNN_DIGITS,
@@ -284,9 +291,11 @@ def table(found: Sequence[Row]) -> str:
 
 
 def _of_rates(task: Task) -> str:
-    """Return which learning rates there were, if several."""
-    if len(task.learning_rates) == 1:
+    """Return which learning rates there were, if not only the workload's own."""
+    if task.learning_rates == (1.0,):
         return ""
+    if len(task.learning_rates) == 1:
+        return f" At {task.learning_rates[0]:g}x the workload's learning rate."
     rates = ", ".join(f"{rate:g}x" for rate in task.learning_rates)
     return f" Each variant at the best of {rates} the workload's learning rate."
 

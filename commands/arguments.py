@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from comm_plan.commands.options import Training
+    from comm_plan.runtime.density_warmup import DensityWarmup
     from comm_plan.runtime.learning_rate import LearningRate
 
 Number = TypeVar("Number", int, float)
@@ -114,35 +115,47 @@ def local_steps(
         return LocalSteps(every=every, learning_rate=learning_rate, momentum=momentum)
 
 
+def lengths_of_rounds(text: str | None) -> list[int]:
+    """Return the numbers of local steps that ``tune --local-steps`` is to try.
+
+    Raises:
+        InputError: one is none, or out of range.
+    """
+    lengths = [] if text is None else numbers("--local-steps", text, int)
+    for every in lengths:
+        with refused_as("--local-steps"):
+            LocalSteps(every=every)
+    return lengths
+
+
 def micro_batches(second_moments: str | None) -> int | None:
-    """Return what ``--second-moments`` means.
+    """Return what ``--second-moments`` means: 1, the whole batch, has exact ones.
 
     Raises:
         InputError: it is neither ``exact`` nor a number of micro-batches.
     """
-    from comm_plan.runtime.second_moments.choice import parse
+    if second_moments is None:
+        return None
+    if second_moments == "exact":
+        return 1
+    name, _, number = second_moments.partition(":")
+    if name == "micro-batches" and number.isdecimal() and int(number) > 1:
+        return int(number)
+    raise InputError(
+        f"--second-moments {second_moments!r}: give exact, or micro-batches:N with N "
+        "of 2 or more"
+    )
 
-    return None if second_moments is None else parse(second_moments)
 
-
-def density_warmup(text: str | None) -> tuple[float, ...] | int:
-    """Return what ``--density-warmup`` means: densities, or for how many epochs.
+def density_warmup(training: Training) -> DensityWarmup:
+    """Return what ``--density-warmup`` means.
 
     Raises:
-        InputError: no numbers, or such as are no densities.
+        InputError: it means nothing.
     """
-    from comm_plan.runtime.trainer import GTOPK_WARMUP
+    from comm_plan.runtime.density_warmup import parse
 
-    if text is None:
-        return ()
-    if text == "paper":
-        return GTOPK_WARMUP
-    if text.isdecimal():
-        return int(text)
-    densities = numbers("--density-warmup", text, float)
-    if not all(0 < density <= 1 for density in densities):
-        raise InputError(f"--density-warmup {text!r}: densities are above 0, at most 1")
-    return tuple(densities)
+    return () if training.density_warmup is None else parse(training.density_warmup)
 
 
 def learning_rate(training: Training) -> LearningRate:

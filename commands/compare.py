@@ -18,7 +18,11 @@ from comm_plan.commands.options import (
     WorkloadOptions,
     grouped,
 )
-from comm_plan.commands.planned import compare_conditions, plan_for_these
+from comm_plan.commands.planned import (
+    compare_conditions,
+    plan_for_these,
+    refuse_warmup,
+)
 from comm_plan.commands.workload import load_workload
 from comm_plan.transports.ranks import place
 
@@ -46,22 +50,29 @@ def compare(
     ranks: Ranks,
 ) -> None:
     """Train by several plans at once, in turns: was it worth it?"""
-    from comm_plan.plans import check_writable
+    from comm_plan.plans import Plan, check_writable
     from comm_plan.plans.files import make_folder
 
-    ranks = launching.as_planned(ranks, *plans)
-    make_folder(folder)
     names = arguments.names_of(plans, "plan-")
+    planned = {path: Plan.load(path) for path in plans}
+    ranks = launching.as_planned(ranks, planned)
+    make_folder(folder)
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
         check_writable(output, unlike=plans)
+    learning_rate = arguments.learning_rate(training)
+    density_warmup = arguments.density_warmup(training)
+    refuse_warmup(density_warmup, planned.values())
     launching.start_ranks(context, ranks)
     from comm_plan.report.comparison import comparison
     from comm_plan.runtime.side_by_side import train_side_by_side
     from comm_plan.runtime.trainer import Options
 
     link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
-    chosen = [plan_for_these(plan, None, link, backend) for plan in plans]
+    chosen = [
+        plan_for_these(path, plan, None, link, backend)
+        for path, plan in planned.items()
+    ]
     model = load_workload(workload, changes, optimizer, training.seed)
     for path, plan in zip(plans, chosen, strict=True):
         compare_conditions(path, plan, model)
@@ -78,9 +89,9 @@ def compare(
             epochs=training.epochs,
             steps=training.steps,
             seed=training.seed,
-            learning_rate=arguments.learning_rate(training),
+            learning_rate=learning_rate,
             find_unused_parameters=find_unused_parameters,
-            density_warmup=arguments.density_warmup(training.density_warmup),
+            density_warmup=density_warmup,
             watcher=watch,
         )
         records = train_side_by_side(model, chosen, transport, options)

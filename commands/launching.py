@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from comm_plan.errors import InputError, MismatchError
 from comm_plan.transports.ranks import TIMEOUT_S, place
 
 if TYPE_CHECKING:
-    from comm_plan.plans import EmulatedLink
+    from comm_plan.plans import EmulatedLink, Plan
     from comm_plan.transports.base import Transport
 
 
@@ -77,24 +77,24 @@ def connected(ranks: Ranks, timeout_s: float = TIMEOUT_S) -> Iterator[Transport]
             yield emulate(transport, link)
 
 
-def as_planned(ranks: Ranks, *plans: Path, elastic: bool = False) -> Ranks:
+def as_planned(
+    ranks: Ranks, plans: Mapping[Path, Plan], *, elastic: bool = False
+) -> Ranks:
     """Return ``ranks`` on the backend of the first plan, unless another was given.
 
     Args:
         ranks: as they are asked for.
-        *plans: what they are to train by.
+        plans: what they are to train by, each with its file.
         elastic: a plan for another number of ranks is solved again.
 
     Raises:
         MismatchError: a plan is for another number than are to be started here.
     """
-    from comm_plan.plans import Plan
     from comm_plan.transports.backends import find_backend
 
-    planned = {path: Plan.load(path) for path in plans}
-    backend = planned[plans[0]].backend
+    backend = next(iter(plans.values())).backend
     find_backend(backend)
-    for path, plan in planned.items():
+    for path, plan in plans.items():
         if elastic or ranks.local_ranks in (None, plan.world_size):
             continue
         raise MismatchError(

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comm_plan import screen, units
+from comm_plan.errors import InputError
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
     from comm_plan.plans import EmulatedLink, Plan
+    from comm_plan.runtime.density_warmup import DensityWarmup
     from comm_plan.workloads.base import Workload
+
+
+def refuse_warmup(warmup: DensityWarmup, plans: Iterable[Plan]) -> None:
+    """Refuse a warm-up of densities where it would decide nothing.
+
+    Raises:
+        InputError: one is asked for, but no plan leaves elements out.
+    """
+    specs = (bucket.compressor for plan in plans for bucket in plan.buckets)
+    if warmup and not any(spec.sparse for spec in specs):
+        raise InputError("--density-warmup: the plan leaves nothing out")
 
 
 def plan_for_these(
     path: Path,
+    plan: Plan,
     elastic: tuple[Path, Path] | None,
     link: EmulatedLink | None,
     backend: str | None,
@@ -24,11 +39,10 @@ def plan_for_these(
     What is not as the plan has it is said by rank 0.
     """
     from comm_plan.planner import replan
-    from comm_plan.plans import Network, Plan, Profile
+    from comm_plan.plans import Network, Profile
     from comm_plan.plans.link import link_text
 
-    here, plan = place(), Plan.load(path)
-    said = []
+    here, said = place(), []
     if elastic is not None and here.world_size != plan.world_size:
         said.append(
             f"solved again for {here.world_size} ranks: the plan is for "

@@ -22,7 +22,11 @@ from comm_plan.commands.options import (
     grouped,
 )
 from comm_plan.commands.output import finish
-from comm_plan.commands.planned import compare_conditions, plan_for_these
+from comm_plan.commands.planned import (
+    compare_conditions,
+    plan_for_these,
+    refuse_warmup,
+)
 from comm_plan.commands.workload import load_workload
 from comm_plan.errors import InputError
 from comm_plan.transports.ranks import TIMEOUT_S, place
@@ -99,25 +103,32 @@ def train(
     json: Json = False,
 ) -> None:
     """Train by the plan; compare the measured times with the predicted ones."""
-    from comm_plan.plans import check_writable
+    from comm_plan.plans import Plan, check_writable
 
-    ranks = launching.as_planned(ranks, plan, elastic=elastic is not None)
+    planned = Plan.load(plan)
+    ranks = launching.as_planned(ranks, {plan: planned}, elastic=elastic is not None)
     if (resume or elastic) and checkpoint is None:
         needs = "--resume" if resume else "--elastic"
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     if checkpoint_every and checkpoint is None:
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
     check_writable(output, unlike=[plan, *(adapt or ()), *(elastic or ())])
+    moments = arguments.micro_batches(second_moments)
+    learning_rate = arguments.learning_rate(training)
+    density_warmup = arguments.density_warmup(training)
+    if adapt is None:  # which may compress later
+        refuse_warmup(density_warmup, [planned])
+        if diagnostics is not None and planned.is_dense:
+            raise InputError(
+                "--diagnostics: the plan is dense, and leaves nothing unsent"
+            )
     launching.start_ranks(context, ranks)
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
 
-    chosen = plan_for_these(
-        plan, elastic, launching.link_of(ranks), arguments.value(ranks.backend)
-    )
-    if diagnostics is not None and chosen.is_dense and adapt is None:
-        raise InputError("--diagnostics: the plan is dense, and leaves nothing unsent")
+    link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
+    chosen = plan_for_these(plan, planned, elastic, link, backend)
     model = load_workload(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
     compare_conditions(plan, chosen, model)
@@ -152,15 +163,15 @@ def train(
                 epochs=training.epochs,
                 steps=training.steps,
                 seed=training.seed,
-                learning_rate=arguments.learning_rate(training),
+                learning_rate=learning_rate,
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
                 resume=resume,
                 elastic=elastic is not None,
                 on_nonfinite=on_nonfinite,
                 find_unused_parameters=find_unused_parameters,
-                micro_batches=arguments.micro_batches(second_moments),
-                density_warmup=arguments.density_warmup(training.density_warmup),
+                micro_batches=moments,
+                density_warmup=density_warmup,
                 watcher=watch,
                 on_engine=on_engine,
                 agreed={

@@ -84,14 +84,25 @@ def tune(
     """Try the plans that could be best on your own model; say which to run."""
     if objective != "loss":
         refuse_given(context, {"seeds", "local_steps"}, "it is for --objective loss")
-    launching.start_ranks(context, ranks)
     from comm_plan.planner import Settings
     from comm_plan.plans import Network, Profile
     from comm_plan.plans.files import make_folder
+
+    settings = Settings(
+        dense_layers=arguments.names(dense_layers),
+        max_ratio=max_ratio,
+        allow=arguments.names(allow),
+        accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
+        tolerance=tolerance,
+    )
+    lengths = arguments.lengths_of_rounds(local_steps)
+    known_profile = None if profile is None else Profile.load(profile)
+    known_network = None if network is None else Network.load(network)
+    make_folder(folder)
+    launching.start_ranks(context, ranks)
     from comm_plan.tuner.options import Options
     from comm_plan.tuner.tune import tune as run
 
-    make_folder(folder)
     model = load_workload(workload, changes, optimizer, seed)
     with (
         launching.connected(ranks) as transport,
@@ -105,18 +116,10 @@ def tune(
                 objective=objective,
                 seeds=seeds,
                 seed=seed,
-                settings=Settings(
-                    dense_layers=arguments.names(dense_layers),
-                    max_ratio=max_ratio,
-                    allow=arguments.names(allow),
-                    accuracy=accuracy or ("loss" if objective == "loss" else "noise"),
-                    tolerance=tolerance,
-                ),
-                local_steps=arguments.numbers("--local-steps", local_steps, int)
-                if local_steps
-                else (),
-                profile=None if profile is None else Profile.load(profile),
-                network=None if network is None else Network.load(network),
+                settings=settings,
+                local_steps=lengths,
+                profile=known_profile,
+                network=known_network,
                 find_unused_parameters=find_unused_parameters,
                 progress=progress,
             ),

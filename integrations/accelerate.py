@@ -24,9 +24,8 @@ from typing_extensions import Unpack
 from comm_plan.errors import InputError
 from comm_plan.plans import Plan, as_plan
 from comm_plan.plans.parameters import model_fingerprint, trainable
-from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.entry import EngineOptions, parallelize
 from comm_plan.runtime.refusals import check_every_step
 from comm_plan.runtime.state import EngineState
 

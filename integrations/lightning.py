@@ -22,9 +22,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Plan, as_plan
-from comm_plan.runtime import parallelize
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.entry import EngineOptions
+from comm_plan.runtime.entry import EngineOptions, parallelize
 from comm_plan.runtime.refusals import check_every_step
 from comm_plan.runtime.state import EngineState, gathered, on_cpu
 from comm_plan.transports.connect import current_transport

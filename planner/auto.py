@@ -43,7 +43,7 @@ def solve(problem: Problem) -> Solution:
     Or that of ``optimal``, where compression does not gain enough.
 
     Raises:
-        InputError: the user allows a method that is unknown or cannot be priced.
+        InputError: the user allows a method that cannot be priced.
     """
     options = menu(problem)
     known = min(
@@ -71,7 +71,7 @@ def menu(problem: Problem) -> list[Option]:
     keeps everything: dense does the same for less.
 
     Raises:
-        InputError: the user allows a method that is unknown or cannot be priced.
+        InputError: the user allows a method that cannot be priced.
     """
     asked = problem.settings.allow
     options = [problem.prices.dense]

@@ -23,7 +23,7 @@ from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
 from comm_plan.planner.solvers import MAX_RATIO, MIN_GAIN, TOLERANCE
-from comm_plan.plans.compression import METHODS
+from comm_plan.plans.compression import METHODS, method
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
 from comm_plan.plans.plan import Plan
@@ -118,8 +118,8 @@ class Settings:
 
         Raises:
             InputError: a world size or ``max_ratio`` out of range, a link speed not
-                above 0, ``tolerance`` below 0, ``min_gain`` not a share, or options of
-                no compressor.
+                above 0, ``tolerance`` below 0, ``min_gain`` not a share, options of no
+                compressor, or ``allow`` names none.
         """
         if self.world_size is not None and not 1 <= self.world_size <= MAX_RANKS:
             raise InputError(
@@ -135,6 +135,8 @@ class Settings:
                 f"options {', '.join(self.options)} are given without a compressor: "
                 "name it (--compressor)"
             )
+        for name in self.allow or ():
+            method(name)
         if not 1 <= self.max_ratio <= LARGEST_RATIO:
             raise InputError(
                 f"max ratio {self.max_ratio} is not from 1, which keeps everything, to "

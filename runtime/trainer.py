@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
     closing,
@@ -25,6 +25,7 @@ from comm_plan.plans import Evaluation, Plan, RunRecord
 from comm_plan.runtime import randomness
 from comm_plan.runtime.agreement import check_settings
 from comm_plan.runtime.checkpoint import Checkpoints, Position
+from comm_plan.runtime.density_warmup import DensityWarmup, densities_of
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
@@ -39,23 +40,6 @@ from comm_plan.workloads.modes import evaluating, training
 from comm_plan.workloads.seeding import seed_all
 
 logger = logging.getLogger("comm_plan")
-
-GTOPK_WARMUP = (0.25, 0.0725, 0.015, 0.004)
-"""Densities of the first epochs (gTop-k paper, section IV-B)."""
-
-
-def warmup_densities(plan: Plan, epochs: int) -> tuple[float, ...]:
-    """Return densities that fall evenly, by a factor an epoch, to those of ``plan``.
-
-    Epoch e of W begins with rho^((e + 1) / (W + 1)), rho the plan's lowest density
-    (Deep Gradient Compression, section 3.3).
-    """
-    lowest = min(
-        density
-        for bucket in plan.buckets
-        for density in bucket.compressor.densities(len(bucket.tensors))
-    )
-    return tuple(lowest ** ((e + 1) / (epochs + 1)) for e in range(epochs))
 
 
 @dataclass(frozen=True)
@@ -126,7 +110,7 @@ class Options:
     find_unused_parameters: bool = False
     micro_batches: int | None = None
     learning_rate: LearningRate = UNCHANGED
-    density_warmup: Sequence[float] | int = ()
+    density_warmup: DensityWarmup = ()
     watcher: Watcher = watch_nothing
     on_engine: OnEngine = leave_alone
     agreed: Mapping[str, object] = field(default_factory=dict)
@@ -436,8 +420,6 @@ class Run:
             )
 
     def _warm_up(self, epoch: int) -> None:
-        warmup = self.options.density_warmup
-        if isinstance(warmup, int):
-            warmup = warmup_densities(self.engine.plan, warmup)
-        self.density_floor = warmup[epoch] if epoch < len(warmup) else 0.0
+        floors = densities_of(self.options.density_warmup, self.engine.plan)
+        self.density_floor = floors[epoch] if epoch < len(floors) else 0.0
         self.engine.set_density_floor(self.density_floor)

@@ -146,6 +146,32 @@ def test_misuse_is_told_in_one_line(here, command, words, message):
     assert message in ended.refusal(2)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train gan --plan plan.json --lr-schedule often", "--lr-schedule 'often'"),
+        ("train gan --plan plan.json --density-warmup 2.0", "--density-warmup '2.0'"),
+        ("train gan --plan plan.json --density-warmup 1,b", "--density-warmup '1,b'"),
+        ("train gan --plan plan.json --density-warmup 3", "plan leaves nothing out"),
+        ("train gan --plan plan.json --second-moments often", "micro-batches:N with"),
+        ("train gan --plan plan.json --second-moments micro-batches:1", "N of 2 or"),
+        ("compare gan plan.json --lr-schedule step:0", "--lr-schedule 'step:0'"),
+        ("compare gan plan.json --density-warmup 0.5,0", "--density-warmup '0.5,0'"),
+        ("tune gan --allow topk,lots", "compressor 'lots'"),
+        ("tune gan --objective loss --local-steps 4,x", "--local-steps '4,x'"),
+        ("tune gan --objective loss --local-steps 4,1", "--local-steps: every = 1"),
+        ("tune gan --profile network.json", "network.json"),
+    ],
+)
+def test_faulty_words_are_refused_before_ranks_start(
+    here, command, monkeypatch, words, message
+):
+    (here / "plan.json").write_text(json.dumps(plan(world_size=2)))
+    monkeypatch.setattr("comm_plan.transports.launch.run_local", refuse([]))
+    ended = command(*words.split(), "--local-ranks", "2")
+    assert message in ended.refusal(2)
+
+
 @pytest.mark.parametrize("verb", ["solve", "tune"])
 @pytest.mark.parametrize("explained", ["none: stay dense; noise", "Upper bound on the"])
 def test_options_without_a_default_are_explained(command, verb, explained):
@@ -203,6 +229,9 @@ def refuse(given):
 def test_options_of_train_reach_the_training(here, command, monkeypatch):
     given = []
     monkeypatch.setattr("comm_plan.runtime.trainer.train", refuse(given))
+    sparse = {"collective": "allgather", "compressor": {"kind": "topk", "density": 0.5}}
+    buckets = [{"tensors": [name], **sparse} for name in ("b", "a")]
+    (here / "plan.json").write_text(json.dumps(plan(buckets=buckets)))
     words = (
         "--optimizer sgd --lr 0.2 --momentum 0.8 --nesterov --weight-decay 0.01 "
         "--clip-norm 3 --seed 3 --lr-schedule step:2:0.5 --lr-warmup 1 "

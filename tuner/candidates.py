@@ -106,8 +106,7 @@ def candidates(
         local_steps: how many of them to try, if the loss decides.
 
     Raises:
-        InputError: ``settings`` force a compressor or allow an unknown one, or no round
-            has so many steps.
+        InputError: ``settings`` force a compressor, or no round has so many steps.
     """
     if settings.compressor is not None:
         raise InputError(

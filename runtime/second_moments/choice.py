@@ -31,22 +31,6 @@ FEWEST_SAMPLES = 2
 """Of a micro-batch unless told otherwise: batch norm wants more than one."""
 
 
-def parse(text: str) -> int:
-    """Return the micro-batches that ``exact`` or ``micro-batches:N`` asks for.
-
-    Raises:
-        InputError: it is neither, or N is below 2.
-    """
-    if text == "exact":
-        return EXACT
-    name, _, number = text.partition(":")
-    if name == "micro-batches" and number.isdecimal() and int(number) > EXACT:
-        return int(number)
-    raise InputError(
-        f"second moments {text!r}: give exact, or micro-batches:N with N of 2 or more"
-    )
-
-
 def parts_of(samples: int) -> int | None:
     """Return how many micro-batches ``samples`` are cut into; None: they cannot be."""
     fitting = (

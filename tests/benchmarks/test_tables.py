@@ -24,7 +24,7 @@ from comm_plan.plans import (
     TopK,
     fingerprint,
 )
-from comm_plan.runtime import Engine
+from comm_plan.runtime.engine import Engine
 from comm_plan.transports.local import LocalTransport
 
 NUMELS = (7, 1000, 33)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
-from comm_plan.runtime import Engine
+from comm_plan.runtime.engine import Engine
 from comm_plan.transports.launch import rank_variables, reserved_port
 
 RANKS = 2

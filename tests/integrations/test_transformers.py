@@ -7,7 +7,7 @@ import torch
 
 from comm_plan.errors import InputError
 from comm_plan.plans import LocalSteps, TopK
-from comm_plan.runtime import Engine
+from comm_plan.runtime.engine import Engine
 from comm_plan.tests.integrations.programs import BATCH, Samples, WithLoss
 from comm_plan.tests.runtime.trainings import plan_for
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import linear, one_hot
 
-from comm_plan.errors import InputError, MismatchError
+from comm_plan.errors import MismatchError
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.runtime.second_moments import (
     ExactSecondMoments,
@@ -18,7 +18,7 @@ from comm_plan.runtime.second_moments import (
     closed_forms,
 )
 from comm_plan.runtime.second_moments.batch import cut
-from comm_plan.runtime.second_moments.choice import common, parse, survey
+from comm_plan.runtime.second_moments.choice import common, survey
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.workloads.char_lm import CharGpt
 
@@ -467,12 +467,6 @@ def test_a_batch_that_cannot_be_cut_is_refused():
         cut(torch.zeros(6, 2), 4)
     with pytest.raises(MismatchError, match=r"4 samples holds .* \[3, 4\]"):
         cut((torch.zeros(4, 2), torch.zeros(3, 4)), 2)
-
-
-@pytest.mark.parametrize("text", ["", "often", "micro-batches", "micro-batches:1"])
-def test_what_names_no_estimator_is_refused(text):
-    with pytest.raises(InputError, match="exact, or micro-batches:N"):
-        parse(text)
 
 
 def test_a_survey_finds_what_training_would():

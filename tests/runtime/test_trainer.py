@@ -15,16 +15,11 @@ from torch import nn
 from comm_plan.errors import InputError, MismatchError, NonFiniteError
 from comm_plan.plans import Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
+from comm_plan.runtime.density_warmup import GTOPK_WARMUP
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.record import WARMUP_STEPS, parameters_sha256
 from comm_plan.runtime.second_moments import MicroBatchSecondMoments
-from comm_plan.runtime.trainer import (
-    GTOPK_WARMUP,
-    Options,
-    running,
-    train,
-    warmup_densities,
-)
+from comm_plan.runtime.trainer import Options, running, train
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
     METHODS,
@@ -174,13 +169,6 @@ def test_density_warmup_is_by_epoch():
         assert sent[epoch] == sum(
             now.message_nbytes(numels, "allgather") for numels in NUMELS
         )
-
-
-def test_a_warmup_of_so_many_epochs_falls_by_a_factor_to_the_lowest_density():
-    plan = plan_for(net(), 1, TopK(density=(1.0, 0.001)), "allgather")
-    densities = warmup_densities(plan, 2)
-    assert densities == pytest.approx((0.1, 0.01))
-    assert warmup_densities(plan_for(net(), 1), 2) == (1.0, 1.0)
 
 
 def test_evaluation_leaves_the_training_alone():
