@@ -1,7 +1,7 @@
 """Predicted against measured for every solver and method, on emulated hosts.
 
 The whole loop on the hosts themselves: ``profile``, ``benchmark-network``, a plan for
-each solver and each method forced upon all buckets, the plan that ``tune`` chooses,
+each solver and each method forced upon all buckets, the plans that ``tune`` chooses,
 then all of them, stock DDP, and DDP with its fp16 hook on the workload, in turns within
 one run.
 Between them the computation is timed as the profiler does, and after them profile and
@@ -25,6 +25,7 @@ import json
 import statistics
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import METHODS, Network, Plan, Profile, Tuning
 from comm_plan.plans.compression import Words
+from comm_plan.plans.tuning import TUNING_FILE
 
 SOLVERS = ("wfbp", "single", "threshold", "mg-wfbp", "optimal", "lags", "slgs")
 REPLAYS = {"replay": profiles.resnet50, "replay-small": profiles.cifarnet}
@@ -56,7 +58,10 @@ REPLAYS = {"replay": profiles.resnet50, "replay-small": profiles.cifarnet}
 
 LARGEST_NBYTES = 32 * 2**20
 UNLIMITED = "none"
-TUNED = "tuned"
+TUNED = "tuned, any accuracy"
+TUNINGS: dict[str, tuple[str, ...]] = {"tuned": (), TUNED: ANY_ACCURACY}
+"""What ``tune`` is told, by the name of the plan that it chooses."""
+
 AFTER = "after"
 """Folder of what was measured again behind the rounds."""
 
@@ -86,7 +91,8 @@ def asked(workload: str) -> dict[str, tuple[str, ...]]:
     return {
         **{solver: ("--solver", solver) for solver in SOLVERS},
         "lags, as printed": ("--solver", "lags", "--literal"),
-        "auto": ("--solver", "auto", *ANY_ACCURACY),
+        "auto": ("--solver", "auto"),
+        "auto, any accuracy": ("--solver", "auto", *ANY_ACCURACY),
         **{method: ("--compressor", method) for method in methods},
     }
 
@@ -144,13 +150,13 @@ def run(
             each: solve(folder, each, *options, *common)
             for each, options in asked(name).items()
         }
-        if not arguments.network_hosts:
-            run_all(hosts, comm_plan("tune", name, "-o", folder / TUNED,
+        for tuned, options in () if arguments.network_hosts else TUNINGS.items():
+            run_all(hosts, comm_plan("tune", name, "-o", folder / tuned,
                                      "--profile", folder / "profile.json",
                                      "--network", folder / "network.json",
-                                     *ANY_ACCURACY,
-                                     "--budget", arguments.tuning))  # fmt: skip
-            plans[TUNED] = folder / TUNED / "plan.json"
+                                     "--budget", arguments.tuning,
+                                     *options))  # fmt: skip
+            plans[tuned] = folder / tuned / "plan.json"
         output = folder / "seconds.json"
         same = same_plans({each: Plan.load(path) for each, path in plans.items()})
         pairs = [f"{each}={plans[each]}" for each in plans if same[each] == each]
@@ -197,7 +203,7 @@ def same_sentence(plans: dict[str, Plan]) -> str:
     """Return which plans are the same."""
     same = same_plans(plans)
     pairs = [f"{name} is {first}" for name, first in same.items() if name != first]
-    return f"The same plans: {', '.join(pairs)}." if pairs else "All plans differ."
+    return f"The same plans: {'; '.join(pairs)}." if pairs else "All plans differ."
 
 
 def drift_sentence(profile: Profile, rounds_s: float) -> str:
@@ -298,27 +304,30 @@ def tuned_sentence(
     rows: list[tables.Line],
     times: blocks.Times,
     iterations: int,
-    tuning: Tuning | None,
+    tunings: Mapping[str, Tuning],
 ) -> str:
-    """Return how the tuned plan compares with the best of all, "" without a tuning.
+    """Return how the tuned plan compares with the best of all, "" without tunings.
 
     Args:
         rows: fastest first.
         times: of all variants.
         iterations: of a block.
-        tuning: what was tried.
+        tunings: what was tried, by the names of :data:`TUNINGS`.
     """
-    if tuning is None:
+    if not tunings:
         return ""
     best = rows[0]
     tuned_s = next(row.measured_s for row in rows if row.name == TUNED)
     low, high = blocks.ratio_between(times[TUNED], times[best.name], iterations)
     behind = blocks.behind_best(times, TUNED, iterations)
     return (
-        f"- The tuned plan takes {tuned_s / best.measured_s - 1:.1%} longer than the "
-        f"fastest of all, {best.name} (95 % of resampled rounds: {low - 1:+.1%} to "
+        f"- The plan {TUNED!r} takes {tuned_s / best.measured_s - 1:.1%} longer than "
+        f"the fastest of all, {best.name} (95 % of resampled rounds: {low - 1:+.1%} to "
         f"{high - 1:+.1%}); than what is fastest in one half of the blocks it takes "
-        f"{behind - 1:.1%} longer in the other. `tune` said: {tuning.advice}.\n"
+        f"{behind - 1:.1%} longer in the other.\n"
+        + "".join(
+            f"- {name.capitalize()}: {each.advice}.\n" for name, each in tunings.items()
+        )
     )
 
 
@@ -355,8 +364,11 @@ def main() -> None:
         loaded = {each: Plan.load(path) for each, path in plans.items()}
         steady = at_rounds_speed(rows, loaded, costs, rounds_s)
         after = None if arguments.network_hosts else costs_in(folder / AFTER)
-        evidence = folder / TUNED / "tuning.json"
-        tuning = Tuning.load(evidence) if evidence.exists() else None
+        tunings = {
+            name: Tuning.load(folder / name / TUNING_FILE)
+            for name in TUNINGS
+            if name in plans
+        }
     ddp_s = next(row.measured_s for row in rows if row.name == "ddp")
     title = f"{profile.model.name}, {arguments.hosts} hosts at {arguments.rate}"
     size = f"{arguments.hosts}x{arguments.rate}"
@@ -371,7 +383,7 @@ def main() -> None:
         "When what happens in an iteration, predicted and measured:",
         where(loaded, written["moments"]),
         f"- Predictions: {tables.error_sentence(rows)}.\n"
-        f"{tuned_sentence(rows, seconds, arguments.iterations, tuning)}"
+        f"{tuned_sentence(rows, seconds, arguments.iterations, tunings)}"
         f"- Forward {units.seconds(profile.forward_s)}, backward "
         f"{units.seconds(profile.backward_s)}, waiting for each other "
         f"{units.seconds(profile.waiting_s)}, handoff "
@@ -385,7 +397,7 @@ def main() -> None:
         f"{after_sentence(after, rows, loaded, costs)}"
         f"- {same_sentence(loaded)}",
     ]
-    documents = {"profile": profile, "network": network, "tuning": tuning}
+    documents = {"profile": profile, "network": network, "tuning": tunings.get(TUNED)}
     if after is not None:
         documents |= {"profile-after": after[0], "network-after": after[1]}
     for kind, document in documents.items():

@@ -34,13 +34,11 @@ from comm_plan.collectives.point_to_point import POINT_TO_POINT
 from comm_plan.collectives.reduce_scatter import REDUCE_SCATTER
 from comm_plan.errors import CollectiveError, InputError, RunError
 from comm_plan.plans import EmulatedLink
+from comm_plan.plans.compression.spec import LENGTH_NBYTES
 from comm_plan.transports.base import Reduction, Transport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-_LENGTH_NBYTES = 8
-"""What ``all_gather_unequal`` says first of each rank: a length."""
 
 _TURNS = 2
 """No rank is more than one collective ahead of another that is still in one.
@@ -104,7 +102,7 @@ class EmulatedTransport(Transport):
 
     def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Gather, then wait: for the lengths, then for the longest from every rank."""
-        with self._together(ALLGATHER, _LENGTH_NBYTES * self.world_size):
+        with self._together(ALLGATHER, LENGTH_NBYTES * self.world_size):
             parts = self._inner.all_gather_unequal(tensor)
         longest = max(part.nbytes for part in parts)
         time.sleep(self._seconds(ALLGATHER, longest * self.world_size))

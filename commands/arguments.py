@@ -33,10 +33,11 @@ def bytes_per_s(gbits: float | None) -> float | None:
 
 
 def names(text: str | None) -> tuple[str, ...] | None:
-    """Return names that are separated by commas."""
+    """Return names that are separated by commas, each once."""
     if text is None:
         return None
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    each = (name.strip() for name in text.split(","))
+    return tuple(dict.fromkeys(filter(None, each)))
 
 
 def names_of(files: Sequence[Path], prefix: str) -> list[str]:
@@ -116,7 +117,7 @@ def local_steps(
 
 
 def lengths_of_rounds(text: str | None) -> list[int]:
-    """Return the numbers of local steps that ``tune --local-steps`` is to try.
+    """Return the numbers of local steps that ``tune --local-steps`` is to try, once.
 
     Raises:
         InputError: one is none, or out of range.
@@ -125,7 +126,7 @@ def lengths_of_rounds(text: str | None) -> list[int]:
     for every in lengths:
         with refused_as("--local-steps"):
             LocalSteps(every=every)
-    return lengths
+    return list(dict.fromkeys(lengths))
 
 
 def micro_batches(second_moments: str | None) -> int | None:

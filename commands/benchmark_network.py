@@ -12,6 +12,7 @@ from comm_plan.collectives.registry import COLLECTIVES, check_known
 from comm_plan.commands import arguments, launching
 from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
 from comm_plan.commands.output import finish
+from comm_plan.commbench.defaults import BUDGET_S
 from comm_plan.plans.document import MAX_RANKS, YEAR_S
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def benchmark_network(
         typer.Option(
             "--budget", min=0, max=YEAR_S, help="About so many seconds in all."
         ),
-    ] = 90.0,
+    ] = BUDGET_S,
     imported: Annotated[
         list[Path] | None,
         typer.Option("--import", help="Read nccl-tests or OSU output instead."),

@@ -93,6 +93,10 @@ def compare(
             find_unused_parameters=find_unused_parameters,
             density_warmup=density_warmup,
             watcher=watch,
+            agreed={
+                "option clip_norm": optimizer.clip_norm,
+                "option emulate_link": ranks.emulate_link,
+            },
         )
         records = train_side_by_side(model, chosen, transport, options)
     if place().rank == 0:

@@ -27,7 +27,7 @@ import typer
 
 from comm_plan.collectives.registry import ALGORITHMS
 from comm_plan.planner.evidence import Accuracy
-from comm_plan.planner.solvers import MERGED, SOLVERS
+from comm_plan.planner.solvers import LARGEST_RATIO, MERGED, SOLVERS
 from comm_plan.plans.compression import METHODS
 from comm_plan.plans.document import MAX_BATCH_SIZE, MAX_RANKS, MAX_SEED
 from comm_plan.plans.export import EXPORTS
@@ -178,7 +178,9 @@ MinGain = Annotated[
 ]
 MaxRatio = Annotated[
     float,
-    typer.Option(min=1, max=1e9, help="Upper bound on the ratios that are chosen."),
+    typer.Option(
+        min=1, max=LARGEST_RATIO, help="Upper bound on the ratios that are chosen."
+    ),
 ]
 
 

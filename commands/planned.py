@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from comm_plan import screen, units
 from comm_plan.errors import InputError
+from comm_plan.plans.compression.spec import RESIDUAL
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
@@ -20,11 +21,21 @@ def refuse_warmup(warmup: DensityWarmup, plans: Iterable[Plan]) -> None:
     """Refuse a warm-up of densities where it would decide nothing.
 
     Raises:
-        InputError: one is asked for, but no plan leaves elements out.
+        InputError: one is asked for, but no plan sends a given share of the elements.
     """
     specs = (bucket.compressor for plan in plans for bucket in plan.buckets)
-    if warmup and not any(spec.sparse for spec in specs):
-        raise InputError("--density-warmup: the plan leaves nothing out")
+    if warmup and not any("density" in type(spec).model_fields for spec in specs):
+        raise InputError("--density-warmup: the plan has no densities")
+
+
+def refuse_diagnostics(plan: Plan) -> None:
+    """Refuse to measure residuals where there are none.
+
+    Raises:
+        InputError: no compressor of the plan keeps any.
+    """
+    if not any(RESIDUAL in bucket.compressor.state for bucket in plan.buckets):
+        raise InputError("--diagnostics: no gradient waits in a residual by this plan")
 
 
 def plan_for_these(

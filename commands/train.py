@@ -25,6 +25,7 @@ from comm_plan.commands.output import finish
 from comm_plan.commands.planned import (
     compare_conditions,
     plan_for_these,
+    refuse_diagnostics,
     refuse_warmup,
 )
 from comm_plan.commands.workload import load_workload
@@ -118,10 +119,8 @@ def train(
     density_warmup = arguments.density_warmup(training)
     if adapt is None:  # which may compress later
         refuse_warmup(density_warmup, [planned])
-        if diagnostics is not None and planned.is_dense:
-            raise InputError(
-                "--diagnostics: the plan is dense, and leaves nothing unsent"
-            )
+        if diagnostics is not None:
+            refuse_diagnostics(planned)
     launching.start_ranks(context, ranks)
     from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.trainer import Options
@@ -175,6 +174,7 @@ def train(
                 watcher=watch,
                 on_engine=on_engine,
                 agreed={
+                    "option clip_norm": optimizer.clip_norm,
                     "option adapt": adapt is not None,
                     "option diagnostics": diagnostics is not None,
                     "option diagnostics_every": diagnostics_every,

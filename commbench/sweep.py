@@ -44,6 +44,7 @@ import torch
 from comm_plan.arrays import FloatArray
 from comm_plan.collectives.operation import Operation
 from comm_plan.collectives.registry import COLLECTIVES, check_known
+from comm_plan.commbench.defaults import BUDGET_S
 from comm_plan.commbench.fit import fit
 from comm_plan.commbench.summing import fitting_nbytes, summing
 from comm_plan.errors import CollectiveError, InputError
@@ -81,8 +82,6 @@ FEWEST_LONG = 5
 
 MOST = 50
 """Most repetitions in a window."""
-
-BUDGET_S = 90.0
 
 LARGEST_NBYTES = 64 * 2**20
 """The largest message that is measured unless told otherwise."""

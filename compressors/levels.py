@@ -153,7 +153,10 @@ def _sum(
             part.zero_()
         for records in of_ranks:
             levels, steps = _unpack(records[rows], bits, part.shape[1])
-            part.addcmul_(levels, steps, value=times)
+            if part.is_cuda:
+                part.addcmul_(levels, steps, value=times)
+            else:  # to the bit as the loops do, which round each product
+                part.add_(levels.mul_(times).mul_(steps))
 
 
 def _steps(values: torch.Tensor, bits: int) -> torch.Tensor:

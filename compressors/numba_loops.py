@@ -218,12 +218,12 @@ def _add(records, total, bits, together, highest, times, keep):
     codes = np.empty(numel, np.uint8)
     for group in range(groups):
         row, record = total[group], records[group]
-        step = record[-FLOAT32_NBYTES:].view(np.float32)[0] * np.float32(times)
+        step = record[-FLOAT32_NBYTES:].view(np.float32)[0]
         _unpack(record[:-FLOAT32_NBYTES], codes, bits, together)
         if not keep:
             row[:] = 0
         for i in range(numel):
-            row[i] += (np.float32(codes[i]) - highest) * step
+            row[i] += np.float32(times) * (np.float32(codes[i]) - highest) * step
 
 
 @_compiled("int64(float32[::1], float32[::1], float32, int64[::1])")

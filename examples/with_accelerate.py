@@ -1,6 +1,6 @@
 """The network of ``images.py`` in Hugging Face Accelerate.
 
-The plan is for that network: ``images.py profile`` profiles it.
+The plan is for that network: ``images.py profile`` profiles it; then as in ``gpt.py``.
 
 torchrun --nproc-per-node 2 examples/with_accelerate.py plan.json
 """

@@ -2,6 +2,8 @@
 
 OMP_NUM_THREADS=1 python examples/with_lightning.py profile       # writes profile.json
 torchrun --nproc-per-node 2 examples/with_lightning.py plan.json
+
+What comes between them is as in ``gpt.py``.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ def use_plan(
     Args:
         accelerator: one that has prepared no model yet.
         *plans: plans, or their paths; one for each model that will be trained.
-        **options: as for :class:`~comm_plan.runtime.Engine`; what is not given is as
-            ``DistributedDataParallelKwargs`` among the accelerator's handlers have it.
+        **options: as for :class:`~comm_plan.runtime.engine.Engine`; what is not given
+            is as ``DistributedDataParallelKwargs`` among the accelerator's handlers
+            have it.
 
     Returns:
         The engine of each model that was prepared; it is filled as they are, and

@@ -37,9 +37,9 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
 
     Args:
         plan: a plan for the LightningModule, or the path of one.
-        **options: as for :class:`~comm_plan.runtime.Engine`, where ``grad_scaler`` is
-            the trainer's unless another is given; all others as for Lightning's
-            ``DDPStrategy``.
+        **options: as for :class:`~comm_plan.runtime.engine.Engine`, where
+            ``grad_scaler`` is the trainer's unless another is given; all others as for
+            Lightning's ``DDPStrategy``.
 
     Attributes:
         engine: executes the plan; None while nothing is fitted.

@@ -48,7 +48,7 @@ def use_plan(
     Args:
         trainer: one that has not begun.
         plan: a plan for its model, or the path of one.
-        **options: as for :class:`~comm_plan.runtime.Engine`.
+        **options: as for :class:`~comm_plan.runtime.engine.Engine`.
 
     Returns:
         The engine of its model, once it trains.

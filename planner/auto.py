@@ -80,7 +80,7 @@ def menu(problem: Problem) -> list[Option]:
         limit = problem.settings.ratio_limit(name)
         if limit <= 1:
             continue
-        for spec in named.variants(limit):
+        for spec in map(problem.prices.expected, named.variants(limit)):
             if spec.lossless or spec.ratio > limit * SLACK:
                 continue
             try:

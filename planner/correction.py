@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import mean
 
 from comm_plan.planner.curve import measured
 from comm_plan.plans.compression import spec_class
@@ -91,12 +92,30 @@ class Correction:
         ]
         if known is None or known.extra_s is None or not seen:
             return known
-        slower_s = known.extra_s * sum(seen) / len(seen)
-        return known.model_copy(update={"extra_s": slower_s})
+        return known.model_copy(update={"extra_s": known.extra_s * mean(seen)})
 
     def network(self, network: Network) -> Network:
         """Return ``network`` with collectives as slow as they were."""
-        return stretched(network, self.latency, self.per_byte)
+        slower = stretched(network, self.latency, self.per_byte)
+        collectives = {
+            name: cost.model_copy(update={"summing": self._summing(name, cost)})
+            for name, cost in slower.collectives.items()
+        }
+        return slower.model_copy(update={"collectives": collectives})
+
+    def _summing(self, collective: str, cost: CollectiveCost) -> dict[str, float]:
+        """Return what sums take longer by their dtype, which counts as coding.
+
+        Of several kinds that are summed alike, in the mean.
+        """
+        factors: dict[str, list[float]] = {}
+        for kind, factor in self.coding.items():
+            dtype = spec_class(kind).example().summed_as("float32", collective)
+            factors.setdefault(dtype, []).append(factor)
+        return {
+            dtype: longer_s * mean(factors.get(dtype, [1.0]))
+            for dtype, longer_s in cost.summing.items()
+        }
 
 
 def stretched(network: Network, latency: float, per_byte: float) -> Network:

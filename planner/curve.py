@@ -147,11 +147,12 @@ def from_segments(segments: Iterable[Segment]) -> CostCurve:
     reached = 0.0
     for piece, start, end in zip(pieces, starts, [*starts[1:], np.inf], strict=True):
         alpha, beta = piece.alpha_s, piece.beta_s_per_byte
+        rises_from = start
         if alpha + beta * start < reached:
             lines.append((start, reached, 0.0))
-            start = (reached - alpha) / beta if beta > 0 else np.inf
-        if start < end:
-            lines.append((start, alpha, beta))
+            rises_from = (reached - alpha) / beta if beta > 0 else np.inf
+        if rises_from < end:
+            lines.append((rises_from, alpha, beta))
             reached = alpha + beta * end
     starts_alphas_betas = np.array(lines).T
     return CostCurve(*starts_alphas_betas)

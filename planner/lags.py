@@ -137,7 +137,7 @@ def _smallest(in_time: Callable[[float], bool], largest: float) -> float:
     """Return the smallest ratio from 1 to ``largest`` that is in time, as it is."""
     if in_time(1.0):
         return 1.0
-    if not in_time(largest / (1 + PRECISION)):  # often none is smaller
+    if not in_time(max(1.0, largest / (1 + PRECISION))):  # often none is smaller
         return largest
     low, high = 1.0, largest
     while high > low * (1 + PRECISION):

@@ -79,6 +79,9 @@ def _line(run: Run) -> tuple[float, list[float]]:
     seconds = np.diff(option.codec_s[inside])
     for leg in option.legs:
         each = np.diff(leg.nbytes[inside])
+        if not each.any():  # one length, whatever travels
+            alpha_s += float(leg.curve(leg.fixed_nbytes))
+            continue
         a, b = leg.curve.line(each.min(), each.sum())
         alpha_s += a + b * leg.fixed_nbytes
         seconds = seconds + b * each

@@ -16,12 +16,12 @@ then still take longer is put down to the ranks' waiting for each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
-from comm_plan.arrays import FloatArray
+from comm_plan.arrays import BoolArray, FloatArray
 from comm_plan.planner.correction import Correction, stretched
 from comm_plan.planner.predict import posed
 from comm_plan.planner.problem import Problem, Settings, Solution
@@ -46,6 +46,10 @@ COMPUTATION_PRIOR = 0.05
 one of encoding and decoding.
 
 Parts that no plan tells apart shall not make up for each other."""
+
+NO_BYTES = 1e-6
+"""A factor of the time per byte by which only latency is left. (0 would be a slope that
+is not known, and made up.)"""
 
 LEAST_SHARE = 0.1
 """A message that took a smaller share of what was expected weighs as if it had not."""
@@ -122,16 +126,15 @@ def correction(
         InputError: a cost that is needed was not measured.
     """
     runs = [_Run(each, profile, network, settings) for each in seen]
-    messages = np.concatenate([run.messages() for run in runs], axis=1)
+    messages = _Messages.of_all([run.messages() for run in runs])
     kinds = [kind for run in runs for kind in run.kinds()]
-    channel = _ratio(float(messages[3].sum()), float(messages[:3].sum()))
     probed = 1.0
     plain = np.array([spec_class(kind).lossless for kind in kinds])
-    telling = messages[:, plain] if plain.any() else messages
+    telling = messages.only(plain) if plain.any() else messages
     if probes:
         extra = runs[0].probed(probes)
-        telling = np.concatenate([telling, extra], axis=1)
-        probed = _ratio(float(extra[3].sum()), float(extra[:3].sum()))
+        telling = _Messages.of_all([telling, extra])
+        probed = extra.ratio
     latency, per_byte = _link(telling)
     backward, compression = _computation(runs)
     found = Correction(
@@ -139,11 +142,58 @@ def correction(
         backward=backward,
         latency=latency,
         per_byte=per_byte,
-        observed=(_median([run.computation for run in runs]), channel, probed),
+        observed=(_median([run.computation for run in runs]), messages.ratio, probed),
         compression=compression,
         coding=_coding(messages, kinds, latency, per_byte),
     )
     return replace(found, waiting_s=_unexplained_s(found, runs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Messages:
+    """What N messages took, in seconds, beside what was expected, [N] each.
+
+    Attributes:
+        latency_s: what they were to take however short they are.
+        volume_s: what their bytes were to take.
+        coding_s: what encoding and decoding was to take.
+        took_s: what all of that took.
+    """
+
+    latency_s: FloatArray
+    volume_s: FloatArray
+    coding_s: FloatArray
+    took_s: FloatArray
+
+    @classmethod
+    def of_all(cls, parts: Sequence[_Messages]) -> _Messages:
+        """Return all messages of ``parts``."""
+        names = [each.name for each in fields(cls)]
+        columns = ([getattr(part, name) for part in parts] for name in names)
+        return cls(*map(np.concatenate, columns))
+
+    def only(self, which: BoolArray) -> _Messages:
+        """Return those of which ``which`` [N] is true."""
+        return _Messages(*(getattr(self, each.name)[which] for each in fields(self)))
+
+    @property
+    def expected_s(self) -> FloatArray:
+        """[N] what they were to take in all."""
+        return self.latency_s + self.volume_s + self.coding_s
+
+    @property
+    def ratio(self) -> float:
+        """Measured over expected, of all together."""
+        return _ratio(float(self.took_s.sum()), float(self.expected_s.sum()))
+
+    @cached_property
+    def shares(self) -> _Messages:
+        """All of it as shares of what they took.
+
+        However little a message takes, some of what was measured is the link's doing.
+        """
+        scale_s = np.maximum(self.took_s, LEAST_SHARE * self.expected_s)
+        return _Messages(*(getattr(self, e.name) / scale_s for e in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +214,7 @@ class _Run:
 
     @cached_property
     def _posed_without_volume(self) -> tuple[Problem, Solution]:
-        return self._at(self.profile, stretched(self.network, 1.0, 0.0))
+        return self._at(self.profile, stretched(self.network, 1.0, NO_BYTES))
 
     @cached_property
     def _expected(self) -> Schedule:
@@ -211,29 +261,29 @@ class _Run:
         """What backward without compression was expected to take."""
         return self._backward_s - sum(self.parts_s.values())
 
-    def messages(self) -> FloatArray:
-        """Return [4, B]: what latency, bytes and coding were to take; what all took."""
+    def messages(self) -> _Messages:
+        """Return what each bucket's message took."""
         _, quick = self._posed_without_volume
         expected, latency_s = self._expected, quick.times().communicate_s
         busy_s = np.array([bucket.busy_s for bucket in self.seen.timing.buckets])
         whole_s = busy_s / expected.slowdown
         volume_s = expected.times.communicate_s - latency_s
-        return np.stack([latency_s, volume_s, expected.times.codec_s, whole_s])
+        return _Messages(latency_s, volume_s, expected.times.codec_s, whole_s)
 
     def kinds(self) -> list[str]:
         """Return how each bucket is compressed."""
         _, solution = self._posed
         return [option.compressor.kind for option in solution.options]
 
-    def probed(self, probes: Sequence[Probe]) -> FloatArray:
-        """Return [4, N]: the same of probes."""
+    def probed(self, probes: Sequence[Probe]) -> _Messages:
+        """Return what probes took."""
         nbytes = np.array([probe.nbytes for probe in probes])
         problem, _ = self._posed
         quick, _ = self._posed_without_volume
         latency_s = quick.prices.curve("allreduce")(nbytes)
         both_s = problem.prices.curve("allreduce")(nbytes)
         took_s = np.array([probe.seconds for probe in probes])
-        return np.stack([latency_s, both_s - latency_s, 0 * took_s, took_s])
+        return _Messages(latency_s, both_s - latency_s, 0 * took_s, took_s)
 
     def lasts_s(self, corrected: Correction) -> float:
         """Return an iteration at ``corrected`` costs."""
@@ -259,42 +309,31 @@ def _computation(runs: Sequence[_Run]) -> tuple[float, dict[str, float]]:
     return backward, dict(zip(kinds, others, strict=True))
 
 
-def _link(messages: FloatArray) -> tuple[float, float]:
+def _link(messages: _Messages) -> tuple[float, float]:
     """Return the factors of latency and of the time per byte that fit best.
 
     Of messages alike, a third one of coding is what explains them with the probes.
-
-    Args:
-        messages: [4, N] as of :meth:`_Run.messages`.
     """
-    shares, whole = _shares(messages)
-    latency, per_byte, _ = _factors(shares, whole, [LINK_PRIOR] * 3)
+    of = messages.shares
+    parts = np.stack([of.latency_s, of.volume_s, of.coding_s])
+    latency, per_byte, _ = _factors(parts, of.took_s, [LINK_PRIOR] * 3)
     return _bounded(latency), _bounded(per_byte)
 
 
 def _coding(
-    messages: FloatArray, kinds: Sequence[str], latency: float, per_byte: float
+    messages: _Messages, kinds: Sequence[str], latency: float, per_byte: float
 ) -> dict[str, float]:
     """Return the factors of encoding and decoding, by kind, behind such a link."""
-    shares, whole = _shares(messages)
-    left = whole - latency * shares[0] - per_byte * shares[1]
+    of = messages.shares
+    left = of.took_s - latency * of.latency_s - per_byte * of.volume_s
     found = {}
     for kind in sorted(set(kinds)):
-        told = np.array([each == kind for each in kinds]) & (messages[2] > 0)
+        told = np.array([each == kind for each in kinds]) & (messages.coding_s > 0)
         if told.any():
-            (factor,) = _factors(shares[2:, told], left[told], (COMPUTATION_PRIOR,))
+            parts = of.coding_s[told][None]
+            (factor,) = _factors(parts, left[told], [COMPUTATION_PRIOR])
             found[kind] = _bounded(factor)
     return found
-
-
-def _shares(messages: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return [3, N] what was expected, and [N] what it took, as shares of that.
-
-    However little a message takes, some of what was measured is the link's doing.
-    """
-    expected_s, whole_s = messages[:3], messages[3]
-    scale_s = np.maximum(whole_s, LEAST_SHARE * expected_s.sum(axis=0))
-    return expected_s / scale_s, whole_s / scale_s
 
 
 def _factors(
@@ -318,16 +357,20 @@ def _factors(
 
 def _unexplained_s(found: Correction, runs: Sequence[_Run]) -> float:
     """Return how much longer iterations are: what misses them by the least shares."""
-    left = sorted(
-        (iteration_s - run.lasts_s(found), iteration_s)
-        for run in runs
-        if (iteration_s := run.seen.iteration_s)
-    )
-    if not left:
-        return 0.0
-    seconds, of_s = np.array(left).T
-    shares = np.cumsum(1 / of_s)
-    return float(seconds[np.searchsorted(shares, shares[-1] / 2)])
+    left_s, weights = [], []
+    for run in runs:
+        if run.seen.iteration_s:
+            left_s.append(run.seen.iteration_s - run.lasts_s(found))
+            weights.append(1 / run.seen.iteration_s)
+    return _weighted_median(left_s, weights) if left_s else 0.0
+
+
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the value with half of all weight up to it."""
+    order = np.argsort(values)
+    reached = np.cumsum(np.asarray(weights)[order])
+    middle = np.searchsorted(reached, reached[-1] / 2)
+    return float(np.asarray(values)[order][middle])
 
 
 def _median(ratios: Sequence[float]) -> float:

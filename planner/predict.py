@@ -12,6 +12,7 @@ from comm_plan.planner.documents import make_problem, to_plan
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Settings, Solution
 from comm_plan.planner.summary import summarise
+from comm_plan.plans.compression import Spec
 from comm_plan.plans.network import Network
 from comm_plan.plans.plan import Plan
 from comm_plan.plans.profile import Profile
@@ -70,12 +71,16 @@ def posed(
             f"{planned[-1]}, the profile has {len(names)} from {names[0]} to "
             f"{names[-1]}, or in another order: solve with this profile"
         )
+    priced: dict[tuple[Spec, str], Option] = {}
     options: list[Option] = []
     stops: list[int] = []
     start = 0
     for bucket in plan.buckets:
         spec = bucket.compressor.placed(start, len(names))
-        options.append(problem.prices.option(spec, bucket.collective))
+        how = spec, bucket.collective
+        if how not in priced:
+            priced[how] = problem.prices.option(*how)
+        options.append(priced[how])
         start += len(bucket.tensors)
         stops.append(start)
     return problem, Solution(np.array(stops), tuple(options))

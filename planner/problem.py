@@ -22,7 +22,12 @@ from comm_plan.planner import evidence
 from comm_plan.planner.evidence import Accuracy
 from comm_plan.planner.option import Option
 from comm_plan.planner.schedule import BucketTimes, Compute, Schedule, simulate
-from comm_plan.planner.solvers import MAX_RATIO, MIN_GAIN, TOLERANCE
+from comm_plan.planner.solvers import (
+    LARGEST_RATIO,
+    MAX_RATIO,
+    MIN_GAIN,
+    TOLERANCE,
+)
 from comm_plan.plans.compression import METHODS, method
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
@@ -34,9 +39,6 @@ if TYPE_CHECKING:
 
 DDP_CAPS = (1 << 20, 25 << 20)
 HOROVOD_CAPS = (128 << 20,)
-
-LARGEST_RATIO = 1e9
-"""One element of a thousand million: no gradient is compressed further."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,16 @@ class Settings:
             return self.max_ratio if method in self.allow else 1.0
         return evidence.largest_ratio(method, self.accuracy, self.max_ratio)
 
+    def may_leave_out(self, method: str) -> bool:
+        """Return whether something may go by ``method`` where nobody forces it."""
+        return not METHODS[method][0].lossless and self.ratio_limit(method) > 1
+
     def kinds(self) -> tuple[str, ...]:
         """Return what compressors a profile must know where nobody forces another."""
         used = (
             spec.kind
             for name, (spec, _) in METHODS.items()
-            if spec.lossless or self.ratio_limit(name) > 1
+            if spec.lossless or self.may_leave_out(name)
         )
         return tuple(dict.fromkeys(used))
 

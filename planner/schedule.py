@@ -305,14 +305,19 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     end_s = compute.backward_end_s + float(compressed[-1])
     ready_s, start_s, finish_s = [], [], []
     free_s, lost_s = 0.0, 0.0
-    handoffs_s = compute.handoffs_s[stops - 1]
     rates_beside = compute.rates_beside(float(compressed[-1]))
-    columns = (alone, handoffs_s, times.startup_s, times.transfer_s, times.codec_s)
-    for alone_s, handoff_s, *channel in np.stack(columns).T.tolist():
+    for alone_s, handoff_s, startup_s, transfer_s, codec_s in zip(
+        alone.tolist(),
+        compute.handoffs_s[stops - 1].tolist(),
+        times.startup_s.tolist(),
+        times.transfer_s.tolist(),
+        times.codec_s.tolist(),
+        strict=True,
+    ):
         ready_s.append(alone_s + lost_s)
         free_s = max(free_s, ready_s[-1] + handoff_s)
         start_s.append(free_s)
-        for seconds, rates in phases(rates_beside, *channel):
+        for seconds, rates in phases(rates_beside, startup_s, transfer_s, codec_s):
             left_s = max(0.0, end_s + lost_s - free_s)
             takes_s, loses_s = beside(seconds, left_s, rates, min)
             free_s += takes_s

@@ -45,6 +45,9 @@ CHOOSING = "auto"
 TOLERANCE, MIN_GAIN, MAX_RATIO = 0.01, 0.1, 1000.0
 """What they allow for, unless told (see ``Settings``)."""
 
+LARGEST_RATIO = 1e9
+"""One element of a thousand million: no gradient is compressed further."""
+
 SOLVERS = {
     MERGED: Solver("optimal", is_baseline=True),
     "mg-wfbp": Solver("mg_wfbp", is_baseline=True),

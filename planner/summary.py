@@ -20,7 +20,7 @@ from comm_plan.planner.solvers import (
     SOLVERS,
     find_solver,
 )
-from comm_plan.plans.compression import Dense
+from comm_plan.plans.compression import METHODS, Dense
 from comm_plan.plans.plan import TODAY, WORTHWHILE, Plan
 
 WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
@@ -129,6 +129,8 @@ class Summary:
             return text
         if self.problem.prices.profile.compression.keys() <= {Dense().kind}:
             return f"{text}; {CHOOSING} had no choice: the profile costs no compressor"
+        if not any(self.problem.settings.may_leave_out(name) for name in METHODS):
+            return f"{text}; {CHOOSING} had no choice: it may leave nothing out"
         if gain > max(WORTHWHILE, self.problem.settings.tolerance):
             least = units.percent(gain)
             text += f"; {CHOOSING} compresses where that gains {least} or more"

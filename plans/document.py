@@ -2,7 +2,8 @@
 
 A document is a frozen pydantic model whose JSON starts with ``schema`` and ``version``.
 Every field is of a type with bounds, those here or narrower ones, which the JSON
-Schemas show too: whatever is read can be computed with, and printed.
+Schemas show too (what a run measured of its loss may be any finite number): whatever is
+read can be computed with, and printed.
 
 Format history: version 1 of each document is the first.
 """

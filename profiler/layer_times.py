@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Device, Model, Profile, TensorTiming, fingerprint
+from comm_plan.plans.document import refused_as
 from comm_plan.plans.files import read_text
 
 COLUMNS = ("layer", "numel", "forward_s", "backward_s")
@@ -49,6 +51,11 @@ def profile_from_layer_times(path: Path, *, batch_size: int = 1) -> Profile:
             is not what its column says; the line is named.
     """
     layers = read(path)
+    with refused_as(str(path)):
+        return _profile(path, layers, batch_size)
+
+
+def _profile(path: Path, layers: Sequence[Layer], batch_size: int) -> Profile:
     backward = layers[::-1]
     ready_s = accumulate(layer.backward_s for layer in backward)
     tensors = tuple(
@@ -92,7 +99,10 @@ def read(path: Path) -> list[Layer]:
             f"{path}: column {missing[0]} is missing: the first line must be "
             f"{','.join(COLUMNS)}"
         )
-    layers = [_layer(path, rows.line_num, row) for row in rows]
+    try:
+        layers = [_layer(path, rows.line_num, row) for row in rows]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {rows.line_num}: {error}") from None
     if not layers:
         raise InputError(f"{path}: there are no layers: give a line for each")
     names = [layer.name for layer in layers]

@@ -91,7 +91,7 @@ class profile:
     Raises:
         InputError: the model is wrapped in DDP, or has nothing to be planned, or
             ``output`` cannot be written; at the end of the block, fewer than 13 steps
-            (on a CPU 17).
+            (on a CPU 16).
         MismatchError: the ranks have different models.
     """
 

@@ -20,8 +20,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from comm_plan.errors import InputError, one_line
-from comm_plan.plans import Device, Profile, TensorTiming
+from comm_plan.plans import Device, Profile
+from comm_plan.plans.document import refused_as
 from comm_plan.plans.parameters import trainable
+from comm_plan.profiler.assembly import check_parameters
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.timings import Measurable
 from comm_plan.runtime.flat import tensors_in
@@ -51,7 +53,8 @@ def profile_from_model(
         device_name: the device to which they belong.
 
     Raises:
-        InputError: the model has a trainable parameter that gets no gradient.
+        InputError: the model has a trainable parameter that gets no gradient or cannot
+            be planned, or a time is out of range.
     """
     shadow = copy.deepcopy(model).to("meta").train()
 
@@ -60,18 +63,15 @@ def profile_from_model(
         return torch.stack([output.sum() for output in outputs]).sum()
 
     counted = _count(name, trainable(shadow), loss)
-    return Profile(
-        model=describe_model(name, counted.parameters),
-        device=Device(type="cpu", name=device_name),
-        environment={
-            "synthetic": "times given, not measured; backward spread over the tensors "
-            "by floating-point operations"
-        },
+    return counted.profile(
+        name,
+        device_name,
+        "times given, not measured; backward spread over the tensors by "
+        "floating-point operations",
         batch_size=batch_size,
         forward_s=forward_s,
         backward_s=backward_s,
         update_s=update_s,
-        tensors=counted.tensors(backward_s),
     )
 
 
@@ -86,8 +86,9 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
             two for a multiplication and addition; of GPUs often half of the peak.
 
     Raises:
-        InputError: the speed is not above 0, the model has a trainable parameter that
-            gets no gradient, or needs numbers to run.
+        InputError: the speed is not above 0, or leads to times out of range; the model
+            has a trainable parameter that gets no gradient or cannot be planned, or
+            needs numbers to run.
     """
     if not flops_per_s > 0:
         raise InputError(f"{flops_per_s} operations a second: give more than 0")
@@ -102,19 +103,15 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
             f"{workload.name} cannot be counted without numbers: "
             f"{one_line(str(error))}: profile it on a device"
         ) from error
-    backward_s = counted.backward_flops / flops_per_s
-    return Profile(
-        model=describe_model(workload.name, counted.parameters),
-        device=Device(type="cpu", name=f"{flops_per_s:.4g} operations/s"),
-        environment={
-            "synthetic": "floating-point operations over the device's speed, not "
-            "measured; the optimizer's step is free"
-        },
+    return counted.profile(
+        workload.name,
+        f"{flops_per_s:.4g} operations/s",
+        "floating-point operations over the device's speed, not measured; the "
+        "optimizer's step is free",
         batch_size=workload.batch_size,
         forward_s=counted.forward_flops / flops_per_s,
-        backward_s=backward_s,
+        backward_s=counted.backward_flops / flops_per_s,
         update_s=0.0,
-        tensors=counted.tensors(backward_s),
     )
 
 
@@ -135,12 +132,37 @@ class _Counted:
     backward_flops: int
     ready_shares: dict[str, float]
 
-    def tensors(self, backward_s: float) -> tuple[TensorTiming, ...]:
-        """Return the profile's entries if backward takes ``backward_s``."""
-        return tuple(
-            tensor_timing(key, self.parameters[key], ready_s=share * backward_s)
-            for key, share in self.ready_shares.items()
-        )
+    def profile(
+        self,
+        name: str,
+        device_name: str,
+        how: str,
+        *,
+        batch_size: int,
+        forward_s: float,
+        backward_s: float,
+        update_s: float,
+    ) -> Profile:
+        """Return the profile of the model ``name``; ``how`` says where it comes from.
+
+        Raises:
+            InputError: a parameter cannot be planned, or a time is out of range.
+        """
+        check_parameters(name, self.parameters)
+        with refused_as(f"the profile of {name}"):
+            return Profile(
+                model=describe_model(name, self.parameters),
+                device=Device(type="cpu", name=device_name),
+                environment={"synthetic": how},
+                batch_size=batch_size,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                update_s=update_s,
+                tensors=tuple(
+                    tensor_timing(key, self.parameters[key], ready_s=share * backward_s)
+                    for key, share in self.ready_shares.items()
+                ),
+            )
 
 
 def _count(

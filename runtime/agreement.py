@@ -53,19 +53,28 @@ def installed() -> dict[str, object]:
 
 
 def check_device(model: nn.Module, transport: Transport) -> None:
-    """Check that ``transport`` moves what is where ``model`` is.
+    """Check that ``transport`` moves what is where all of ``model`` is.
 
     Raises:
-        MismatchError: a parameter is on another kind of device.
+        MismatchError: a parameter is on another kind of device, or on another one than
+            the rest.
     """
     moved = transport.device.type
+    devices: dict[torch.device, str] = {}
     for name, parameter in trainable(model).items():
+        devices.setdefault(parameter.device, name)
         if parameter.device.type != moved:
             raise MismatchError(
                 f"parameter {name} is on {parameter.device.type}, and the ranks talk "
                 f"by {transport.backend}, which moves what is on {moved} here: bring "
                 "the model there, or join the run by another backend"
             )
+    if len(devices) > 1:
+        (first, one), (second, other), *_ = devices.items()
+        raise MismatchError(
+            f"parameter {one} is on {first}, {other} on {second}: an engine serves "
+            "one device, so start a rank for each"
+        )
 
 
 def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:

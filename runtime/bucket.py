@@ -108,13 +108,20 @@ class BucketExchange:
             return
         names = self.planned.tensors
         gradients = [self._kept[index] for index in range(len(names))]
-        self._kept.clear()
         if sum(gradient.numel() for gradient in gradients) <= TOGETHER_NUMEL:
-            whole = torch.cat(gradients)
+            whole = torch.cat(gradients)  # memory may not suffice
+            self._kept.clear()
             self.compressor.add_together(admit(f"{names[0]} to {names[-1]}", whole))
             return
+        self._kept.clear()
         for index, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
             self.compressor.add(index, admit(name, gradient))
+
+    def give_up_kept(self) -> None:
+        """Let NaN take the place of gradients that were kept, where it reaches all."""
+        if self.compressor.carries_nonfinite:
+            for index in self._kept:
+                self.add_nothing(index)
 
     def add_zero(self, index: int) -> None:
         """Contribute zero for parameter ``index``, which got no gradient."""
@@ -273,8 +280,9 @@ class BucketExchange:
         if gradient is None or not self._remembers:
             return gradient is not None
         applied, version = self._applied.get(index, (None, 0))
-        if applied is not None and applied() is gradient:
-            return bool(gradient._version != version)
+        is_applied = applied is not None and applied() is gradient
+        if is_applied and gradient._version == version:
+            return False
         return bool(_values(gradient).any())
 
     @property

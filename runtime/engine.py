@@ -25,7 +25,8 @@ never rebuilt; a compressed bucket's mean is what was sent, the rest waits in re
 Buffers are brought from rank 0 at the end of a step instead of before the next forward,
 so that an evaluation, on all ranks or on one alone, finds rank 0's. If the backward of
 a rank fails and its loop goes on, all ranks skip that step; under a dense plan with
-``on_nonfinite="skip"`` only, else the next forward is an error.
+``on_nonfinite="skip"`` or ``find_unused_parameters`` only, else the next forward is an
+error.
 
 With ``local_steps`` in the plan no gradient is exchanged: :class:`Engine` counts the
 steps of the ``optimizer``, and after so many the ranks average how far they have come
@@ -64,7 +65,7 @@ from comm_plan.runtime.buffers import Buffers
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import align_tensors, broadcast_tensors
 from comm_plan.runtime.hooks import ParameterPlace, attach
-from comm_plan.runtime.ownership import claim, close_owner_of, freed_with, release
+from comm_plan.runtime.ownership import claim, freed_with, owners_of, release
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -164,7 +165,7 @@ class Engine(Joinable):
             },
             transport,
         )
-        close_owner_of(model)
+        former = owners_of(model)
         keep_memory(transport.device)
         self.model = model
         self.plan = plan
@@ -209,6 +210,8 @@ class Engine(Joinable):
             opened.callback(self._stop)
             align_tensors(transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
+        for engine in former:  # which goes on if this one cannot be
+            engine.close()
         claim(self)
         self._freed = freed_with(self, channel)
 

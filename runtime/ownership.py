@@ -43,24 +43,24 @@ def release(engine: Owner) -> None:
     _owners.pop(id(engine), None)
 
 
-def close_owner_of(model: nn.Module) -> None:
-    """Close the engine of ``model``, compiled or not, if there is one.
+def owners_of(model: nn.Module) -> list[Owner]:
+    """Return the engine of ``model``, compiled or not, if there is one.
 
     Raises:
         InputError: some of its parameters are averaged by the engine of another model.
     """
-    own = set(model.parameters())
-    for engine in _open():
-        if engine.model is model or set(engine.model.parameters()) == own:
-            engine.close()
-    if any(_shared(engine, model) for engine in _open()):
+    owners, others = _owners_and_others(model)
+    if any(_shared(engine, model) for engine in others):
+        del owners, others
         gc.collect()  # an engine may outlive its model until then
-    for engine in _open():
+        owners, others = _owners_and_others(model)
+    for engine in others:
         for name in _shared(engine, model):
             raise InputError(
                 f"parameter {name} belongs to another model too, whose engine averages "
                 "it: close that engine, or plan both as one model"
             )
+    return owners
 
 
 def freed_with(engine: OwnerT, channel: Transport) -> weakref.finalize[..., OwnerT]:
@@ -81,6 +81,17 @@ def freed_with(engine: OwnerT, channel: Transport) -> weakref.finalize[..., Owne
 def _open() -> list[Owner]:
     engines = [reference() for reference in _owners.valuerefs()]
     return [engine for engine in engines if engine is not None]
+
+
+def _owners_and_others(model: nn.Module) -> tuple[list[Owner], list[Owner]]:
+    """Return the engines of this model, and those of others."""
+    own = set(model.parameters())
+    owners: list[Owner] = []
+    others: list[Owner] = []
+    for engine in _open():
+        is_own = engine.model is model or set(engine.model.parameters()) == own
+        (owners if is_own else others).append(engine)
+    return owners, others
 
 
 def _shared(engine: Owner, model: nn.Module) -> list[str]:

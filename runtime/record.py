@@ -159,22 +159,31 @@ class EngineRecorder(Recorder):
         self._step_seconds: list[StepSeconds] = []
         self._unread: Moments | None = None
         self._replans = len(engine.replans)
+        self._buckets = engine.buckets
         self._exchanges = engine.step
+        self._last_nbytes = 0
 
     @property
     def last_nbytes(self) -> int:
         """The bytes that all buckets sent in the last step."""
-        return sum(self._sent_nbytes[-1])
+        return self._last_nbytes
 
     def add_step(self, seconds: float) -> None:
-        """Note a step that has just ended, and what its buckets did."""
+        """Note a step that has just ended, and what its buckets did.
+
+        At the end of one the plan may have changed; what buckets did counts from then.
+        """
         super().add_step(seconds)
-        if self._replans != len(self._engine.replans):
-            self._replans = len(self._engine.replans)
-            self._sent_nbytes.clear()
-            self._step_seconds.clear()
-            self._unread = None
-        self._sent_nbytes.append(self._exchanged())
+        nbytes = self._exchanged()
+        self._last_nbytes = sum(nbytes)
+        if self._replans == len(self._engine.replans):
+            self._sent_nbytes.append(nbytes)
+            return
+        self._replans = len(self._engine.replans)
+        self._buckets = self._engine.buckets
+        self._sent_nbytes.clear()
+        self._step_seconds.clear()
+        self._unread = None
 
     def add_end_of_round(self, seconds: float) -> None:
         """Note that a round has ended before its time, as part of the last step."""
@@ -187,18 +196,17 @@ class EngineRecorder(Recorder):
         """Return the bytes that each bucket has sent since the last step, and when."""
         before, self._exchanges = self._exchanges, self._engine.step
         if before == self._exchanges:
-            return [0] * len(self._engine.buckets)
+            return [0] * len(self._buckets)
         self._read_moments()
         self._unread = self._engine.last_moments
-        return [bucket.sent_nbytes for bucket in self._engine.buckets]
+        return [bucket.sent_nbytes for bucket in self._buckets]
 
     def _read_moments(self) -> None:
         """Read those of the step before: of this one the device is not done yet."""
         if self._unread is None:
             return
         reached, self._unread = self._unread.seconds(), None
-        # Right after a change of the plan they are of other buckets.
-        if reached is not None and len(reached) == 2 + 3 * len(self._engine.buckets):
+        if reached is not None:
             self._step_seconds.append(reached)
 
     def _of_averaging(self, means_s: Sequence[float]) -> dict[str, Any]:

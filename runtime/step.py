@@ -406,6 +406,8 @@ class Step:
         first = len(self._launched)
         rest = zip(self._unlaunched, self._used[first:], strict=True)
         for bucket, used_flags in rest:
+            if self._given_up:
+                bucket.give_up_kept()
             add = bucket.add_nothing if self._given_up else bucket.add_zero
             for index, used in enumerate(used_flags):
                 if not used:

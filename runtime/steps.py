@@ -152,10 +152,18 @@ class Steps:
         """Skip the step whose backward failed, if one did; not called in backward.
 
         Raises:
-            RunError: it cannot be skipped.
+            RunError: it cannot be skipped, or a ``GradScaler`` of this rank would not
+                learn of it, and go on by another scale than those of the others.
         """
-        if self.current.graph_task is not None:
-            self._give_up(late=True)
+        if self.current.graph_task is None:
+            return
+        if self.setup.scaled and self.setup.channel.world_size > 1:
+            raise RunError(
+                "a backward failed, of which this rank's GradScaler does not know: "
+                "call engine.skip_step() where the error is caught, and go through "
+                "the rest of the iteration, scaler.update() too"
+            )
+        self._give_up(late=True)
 
     def require_finished(self) -> None:
         """Go on only if no step has begun that is not finished.

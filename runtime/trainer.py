@@ -172,7 +172,7 @@ def running(
             "batch size": workload.batch_size,
             **options.settings(),
             "optimizer": type(optimizer).__name__,
-            **{f"{key} of the optimizer": v for key, v in optimizer.defaults.items()},
+            **_settings_of(optimizer),
         },
         transport,
     )
@@ -197,6 +197,16 @@ def running(
     )
     with closing(engine), options.on_engine(engine):
         yield Run(workload, transport, options, model, optimizer, engine, parts)
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Return what each group of parameters is updated with, by name."""
+    return {
+        f"{key} of the optimizer's group {number}": value
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
 
 
 def _tell_of_frozen(model: nn.Module) -> None:

@@ -152,7 +152,7 @@ def test_misuse_is_told_in_one_line(here, command, words, message):
         ("train gan --plan plan.json --lr-schedule often", "--lr-schedule 'often'"),
         ("train gan --plan plan.json --density-warmup 2.0", "--density-warmup '2.0'"),
         ("train gan --plan plan.json --density-warmup 1,b", "--density-warmup '1,b'"),
-        ("train gan --plan plan.json --density-warmup 3", "plan leaves nothing out"),
+        ("train gan --plan plan.json --density-warmup 3", "plan has no densities"),
         ("train gan --plan plan.json --second-moments often", "micro-batches:N with"),
         ("train gan --plan plan.json --second-moments micro-batches:1", "N of 2 or"),
         ("compare gan plan.json --lr-schedule step:0", "--lr-schedule 'step:0'"),

@@ -44,12 +44,15 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-_held: deque[dist.Work] = deque(maxlen=32)
-"""What has moved the last objects. To destroy a group is to wait for gloo's threads
-with Python's lock held, and one of them may be about to give up the last reference to
-the tensors, which takes the lock: so it is not the last, even of a thread that has had
-no core for some collectives. Tensors of other collectives are given up before, as
-operations in between let go of the lock."""
+_held: deque[tuple[dist.Work, int]] = deque(maxlen=32)
+"""What has moved the last objects, and their bytes. To destroy a group is to wait for
+gloo's threads with Python's lock held, and one of them may be about to give up the last
+reference to the tensors, which takes the lock: so it is not the last, even of a thread
+that has had no core for some collectives. Tensors of other collectives are given up
+before, as operations in between let go of the lock."""
+
+HELD_NBYTES, LAST_HELD = 2**20, 4
+"""So much is held at most, or, if they are larger, as checkpoints are, so many."""
 
 
 class TorchTransport(Transport):
@@ -212,12 +215,14 @@ class TorchTransport(Transport):
 
     def _held_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         gathered = tensor.new_empty(self.world_size * tensor.numel())
-        _hold(_all_gather(gathered, tensor, group=self._group, async_op=True))
+        work = _all_gather(gathered, tensor, group=self._group, async_op=True)
+        _hold(work, gathered)
         return gathered.view(self.world_size, -1)
 
     def _held_broadcast(self, tensor: torch.Tensor, root: int) -> None:
         source = self._in_world[root]
-        _hold(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
+        work = dist.broadcast(tensor, src=source, group=self._group, async_op=True)
+        _hold(work, tensor)
 
     def duplicate(self) -> TorchTransport:
         """Make a new process group of the same ranks and backend.
@@ -466,11 +471,13 @@ def _unequal(
     return [row[:n] for row, n in zip(rows, lengths, strict=True)]
 
 
-def _hold(work: dist.Work | None) -> None:
-    """Wait for ``work``, and keep it for a while."""
+def _hold(work: dist.Work | None, moved: torch.Tensor) -> None:
+    """Wait for ``work``, which has ``moved`` a tensor, and keep it for a while."""
     assert work is not None
     work.wait()
-    _held.append(work)
+    _held.append((work, moved.nbytes))
+    while len(_held) > LAST_HELD and sum(n for _, n in _held) > HELD_NBYTES:
+        _held.popleft()
 
 
 def _unpickled(tensor: torch.Tensor) -> Any:

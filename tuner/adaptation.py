@@ -13,6 +13,7 @@ network is answered once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from comm_plan.planner.predict import predict
 from comm_plan.plans import Following, Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.second_moments.choice import needed
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.elapsed import elapsed_s
 
@@ -48,6 +50,8 @@ PROBE_NBYTES = (2**14, 2**20)
 
 AS_EXPECTED = (1.0, 1.0, 1.0)
 """What is observed where all takes as long as expected."""
+
+logger = logging.getLogger("comm_plan")
 
 SETTLING = 2
 """First steps under a plan, which are not looked at: allocations, first touches."""
@@ -107,6 +111,7 @@ class Adaptation:
         self._expected_s = _predicted_s(self._predicted(profile, network))
         self._drift = Drift()
         self._left: tuple[float, ...] = AS_EXPECTED
+        self._answered: tuple[float, ...] = AS_EXPECTED
         self._steps = 0
         self._window: list[StepSeconds] = []
         self._settling = SETTLING
@@ -173,6 +178,7 @@ class Adaptation:
         if not self._drift.outlasts([factor / left for factor, left in both]):
             return
         self._drift.forget()
+        self._answered = changed.observed
         self._solving = self._solver.submit(self._propose, *seen, changed)
 
     def _correction(
@@ -186,12 +192,17 @@ class Adaptation:
         profile = changed.profile(self._profile)
         network = changed.network(self._network)
         ranks = self._engine.transport.world_size
+        plan = replan(self._engine.plan, profile, network, ranks)
+        if needed(plan) and not needed(self._engine.plan):
+            raise InputError(
+                f"{plan.solver} wants second moments now, which this run does not take"
+            )
         return _Proposal(
             profile=profile,
             network=network,
             expected_s=_predicted_s(self._predicted(profile, network)),
             left=self._correction(seen, probes, profile, network).observed,
-            plan=replan(self._engine.plan, profile, network, ranks),
+            plan=plan,
             reason=_reason(changed),
         )
 
@@ -199,11 +210,8 @@ class Adaptation:
     def _settings(self) -> Settings:
         """What the plan in execution costs is asked with."""
         plan = self._engine.plan
-        return replace(
-            Settings.of(plan),
-            world_size=self._engine.transport.world_size,
-            momentum_correction=plan.momentum_correction,
-        )
+        ranks = self._engine.transport.world_size
+        return replace(Settings.of(plan), world_size=ranks)
 
     def _predicted(self, profile: Profile, network: Network) -> Plan:
         return predict(self._engine.plan, profile, network, self._settings)
@@ -221,9 +229,13 @@ class Adaptation:
         """Return what has been solved meanwhile (rank 0)."""
         if self._solving is None or not self._solving.done():
             return None
-        proposal = self._solving.result()
-        self._solving = None
-        return proposal
+        solved, self._solving = self._solving, None
+        try:
+            return solved.result()
+        except (InputError, MismatchError) as error:
+            logger.warning("adapt: no plan at the costs of now, this stays: %s", error)
+            self._left = self._answered
+            return None
 
     def _take(self, proposal: _Proposal) -> bool:
         """Expect the corrected costs from now on; swap the plan if it is worth it.
@@ -245,7 +257,11 @@ class Adaptation:
             corrected_s=proposal.expected_s,
             predicted_s=new_s,
         )
-        self._engine.swap(proposal.plan, change)
+        try:
+            self._engine.swap(proposal.plan, change)
+        except (InputError, MismatchError) as error:
+            logger.warning("adapt: this run cannot go on by the new plan: %s", error)
+            return False
         self._expected_s = new_s
         self._left = AS_EXPECTED
         self._settling = SETTLING

@@ -115,8 +115,13 @@ def candidates(
         )
     settings = replace(settings, min_gain=0.0)  # it is measured, not predicted
     posed, missing = _posed(profile, network, settings, objective)
-    for steps in local_steps if objective == "loss" else ():
-        posed += _in_rounds(profile, network, settings, steps)
+    for steps in dict.fromkeys(local_steps) if objective == "loss" else ():
+        with refused_as("--local-steps"):
+            local = LocalSteps(every=steps)
+        try:
+            posed += _in_rounds(profile, network, settings, local)
+        except InputError as error:
+            missing[f"{steps} local steps"] = str(error)
     listed, not_tried = _solved(posed, missing)
     always = [c for c in listed if c.name in (TODAY, MERGED)]
     rest = sorted(
@@ -183,25 +188,23 @@ def _solved(
 
 
 def _in_rounds(
-    profile: Profile, network: Network, settings: Settings, steps: int
+    profile: Profile, network: Network, settings: Settings, local: LocalSteps
 ) -> list[_Posed]:
-    """Return what to solve for rounds of so many local steps, dense and compressed.
+    """Return what to solve for such rounds of local steps, dense and compressed.
 
     Compressed by what is within noise, unless something else is allowed by name: the
     steps have already made the exchanges rare.
 
     Raises:
-        InputError: no round has so many, or gradients are sparse.
+        InputError: gradients are sparse.
     """
-    with refused_as("--local-steps"):
-        local = LocalSteps(every=steps)
     gentle: Accuracy = "none" if settings.accuracy == "none" else "noise"
     settings = replace(
         settings, local_steps=local, momentum_correction=False, accuracy=gentle
     )
     problem = make_problem(profile, network, settings)
     return [
-        _Posed(f"{name}, {steps} local steps", name, problem)
+        _Posed(f"{name}, {local.every} local steps", name, problem)
         for name in (MERGED, CHOOSING)
     ]
 
@@ -227,8 +230,9 @@ def _posed(
         if ratio < settings.max_ratio:
             mild = make_problem(profile, network, replace(settings, max_ratio=ratio))
             posed.append(_Posed(f"{CHOOSING}, {ratio:g}x", CHOOSING, mild))
-    for method_name in METHODS if settings.allow is None else settings.allow:
-        spec, _ = method(method_name)
+    named = METHODS if settings.allow is None else settings.allow
+    for method_name in dict.fromkeys(named):
+        spec = problem.prices.expected(method(method_name)[0])
         if spec.lossless:
             continue
         name = f"{MERGED}, {method_name}"
@@ -247,9 +251,7 @@ def _posed(
             continue
         forced = replace(settings, compressor=method_name)
         try:
-            problem = make_problem(profile, network, forced)
+            posed.append(_Posed(name, MERGED, make_problem(profile, network, forced)))
         except InputError as error:
             missing[name] = str(error)
-        else:
-            posed.append(_Posed(name, MERGED, problem))
     return posed, missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -56,14 +57,14 @@ def profiled(
         if what == ITERATIONS and done == 3 and too_long:
             raise InputError(
                 f"--budget {budget_s:g}: {total} iterations to profile take about "
-                f"{needed_s:.0f} s: give {needed_s / PROFILE_SHARE:.0f} or more, or "
-                "--profile FILE"
+                f"{needed_s:.0f} s: give {math.ceil(needed_s / PROFILE_SHARE)} or "
+                "more, or --profile FILE"
             )
         if so_far_s > PROFILE_LIMIT * budget_s:
             raise InputError(
                 f"--budget {budget_s:g}: profiling alone has taken {so_far_s:.0f} s "
-                f"and is at {what}: give {so_far_s / PROFILE_SHARE:.0f} or more, or "
-                "--profile FILE"
+                f"and is at {what}: give {math.ceil(so_far_s / PROFILE_SHARE)} or "
+                "more, or --profile FILE"
             )
 
     return measure(
@@ -94,7 +95,7 @@ def swept(
         raise InputError(
             f"--budget {budget_s:g}: to benchmark the network takes about "
             f"{fitting.sweep_s:.0f} s: give "
-            f"{fitting.sweep_s / NETWORK_SHARE:.0f} or more, or --network FILE"
+            f"{math.ceil(fitting.sweep_s / NETWORK_SHARE)} or more, or --network FILE"
         )
     return sweep.measure(
         transport, sizes=fitting.sizes, budget_s=fitting.left_s, progress=progress

@@ -9,7 +9,7 @@ from comm_plan.planner import Settings
 from comm_plan.plans import Network, Profile
 from comm_plan.plans.tuning import Objective
 from comm_plan.tuner.defaults import BUDGET_S, SEEDS
-from comm_plan.tuner.measuring import Progress
+from comm_plan.tuner.measuring import NETWORK_SHARE, Progress
 
 RESERVE = 0.05
 """The share of the budget that is kept for what no estimate counts."""
@@ -49,5 +49,9 @@ class Options:
         return (1 - RESERVE) * self.budget_s
 
     def with_more(self, usable_s: float) -> float:
-        """Return the budget of which so many more seconds are usable."""
-        return self.budget_s + usable_s / (1 - RESERVE)
+        """Return the budget that leaves so many more seconds to trials.
+
+        Of a larger one measuring the network takes its share too.
+        """
+        measuring = NETWORK_SHARE if self.network is None else 0.0
+        return self.budget_s + usable_s / (1 - RESERVE - measuring)

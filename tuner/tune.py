@@ -42,7 +42,7 @@ def tune(
             seed of the trainings.
 
     Returns:
-        The same on all ranks.
+        The same on all ranks, but for the seconds that it took.
 
     Raises:
         InputError: there is one rank only, the profile is of another batch size, the

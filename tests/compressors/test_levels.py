@@ -156,3 +156,17 @@ def test_ranks_with_and_without_numba_send_the_same(groups, words, bits, scale, 
         by_operations, left = squeezed(values, bits, 1 / 3)
     assert torch.equal(by_loops, by_operations)
     torch.testing.assert_close(left_by_loops, left, rtol=0, atol=1e-6 * scale)
+
+
+@given(st.integers(1, 7), BITS, st.integers(0, 1000))
+@settings(max_examples=30)
+def test_ranks_with_and_without_numba_take_the_same_mean(ranks, bits, seed):
+    pytest.importorskip("numba")
+    values = [randn(3, 64, seed=seed + rank) for rank in range(ranks)]
+    records = [squeezed(each, bits)[0] for each in values]
+    by_loops, by_operations = torch.empty(3, 64), torch.empty(3, 64)
+    levels.read(records, by_loops, bits, 1 / ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "_compiled", lambda: None)
+        levels.read(records, by_operations, bits, 1 / ranks)
+    assert torch.equal(by_loops, by_operations)

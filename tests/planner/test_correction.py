@@ -255,3 +255,26 @@ def test_a_correction_can_be_believed_in_part():
     assert change.partly(1) == change
     half = Correction(2, 3, 1, 0.5, observed, {"topk": 4.0}, 0.01, {"topk": 2.0})
     assert change.partly(1 / 2) == half
+
+
+def test_what_sums_of_16_bits_take_longer_is_corrected_as_coding():
+    summing = {"float16": 2e-9, "bfloat16": 3e-9}
+    allreduce = documents.fit((0, 1e-3, 1e-8)).model_copy(update={"summing": summing})
+    before = documents.network(4, allreduce=allreduce)
+    as_seen = Correction(1.0, 1.0, 1.0, 1.0, (1.0,) * 3, coding={"fp16": 1.5})
+    after = as_seen.network(before).collectives["allreduce"].summing
+    assert after == pytest.approx({"float16": 3e-9, "bfloat16": 3e-9})
+
+
+def test_a_slower_byte_is_told_by_messages_longer_than_were_measured():
+    """What goes on beyond the longest that was measured is volume, not latency."""
+    line = documents.fit((0, 1e-3, 1e-8))
+    short = documents.samples(*((n, 1e-3 + 1e-8 * n) for n in (4, 1000, 10_000)))
+    known = short.model_copy(update={"fit": line.fit})
+    network = documents.network(4, allreduce=known, allgather=known)
+    plan = planned(model(), network)
+    slow = stretched(network, 1.0, 2.0)
+    timing = predict(plan, model(), slow, SETTINGS).predicted.timing
+    change, *_ = corrected(plan, model(), network, timing)
+    assert change.latency == pytest.approx(1.0, abs=0.05)
+    assert change.per_byte == pytest.approx(2.0, abs=0.05)

@@ -150,3 +150,14 @@ def test_lags_pays_no_more_for_the_paper_as_printed():
     assert ratios_of(printed, lags.solve(printed)).max() > 1
     meant = problem_of(gaps, numels, *fast)
     assert ratios_of(meant, lags.solve(meant)).max() == 1
+
+
+def test_no_ratio_below_1_is_asked_for():
+    asked = []
+
+    def in_time(ratio):
+        asked.append(ratio)
+        return False
+
+    assert lags._smallest(in_time, 1.0005) == 1.0005
+    assert min(asked) >= 1

@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comm_plan.planner import Settings, make_problem, mg_wfbp
 from comm_plan.planner.mg_wfbp import merge
+from comm_plan.tests.support import documents
 
 
 def _algorithm_1(forward, backward, sizes, a, b):
@@ -51,3 +53,17 @@ def test_one_pass_takes_the_decisions_of_algorithm_1(seed, layers):
     assert layer_of_stop == sorted(
         set(range(1, layers + 1)) - set(merged), reverse=True
     )
+
+
+def test_lengths_that_go_before_a_message_are_one_more_startup():
+    """They are as long whatever travels: no line goes through them."""
+    points = [(4, 1e-3), (1024, 1.1e-3), (2**20, 5e-3)]
+    network = documents.network(4, allgather=documents.samples(*points))
+    profile = documents.profile(
+        [1e-3] * 4,
+        [50_000] * 4,
+        compression=documents.compression(strom=(0.0, 1e-10)),
+    )
+    problem = make_problem(profile, network, Settings(compressor="strom"))
+    alpha_s, _ = mg_wfbp._line(problem.runs[0])
+    assert 1.5e-3 < alpha_s < 3e-3

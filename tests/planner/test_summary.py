@@ -199,3 +199,10 @@ def test_plans_without_second_moments_have_no_remarks(build):
 def test_a_model_without_second_moments_is_not_planned_under_vgc(build):
     with pytest.raises(InputError, match="layer a mixes samples, and a batch of"):
         vgc(build, SecondMoments(objection="layer a mixes samples"))
+
+
+@pytest.mark.parametrize("asked", [{"accuracy": "none"}, {"allow": ("dense",)}])
+def test_where_nothing_may_be_left_out_auto_had_no_choice(build, asked):
+    costs = build.compression(topk=(1e-6, 1e-11))
+    summary = compared(_profile(build, costs), _network(build, 1e-4, 1e-7), **asked)
+    assert summary.verdict.endswith("auto had no choice: it may leave nothing out")

@@ -45,6 +45,9 @@ def test_layers_are_weights_to_topk_and_no_matrices_to_powersgd(table):
         (HEAD + "fc,0,0,1\n", "line 2: give a name, a numel above 0"),
         (HEAD + "fc,1,0,nan\n", "line 2: give a name"),
         (HEAD + "fc,1,0,1\nfc,2,0,1\n", "layer fc is listed twice"),
+        (HEAD + f"fc,{10**17},0,1\n", r"net\.csv: "),
+        (HEAD + "fc,1,0,1e12\n", r"net\.csv: "),
+        (HEAD + f"{'x' * 200_000},1,0,1\n", "field larger"),
     ],
 )
 def test_a_bad_table_is_refused_with_the_line_and_the_remedy(table, text, message):

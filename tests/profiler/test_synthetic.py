@@ -90,6 +90,24 @@ def test_a_device_without_speed_is_refused():
         profile_from_speed(load("digits"), flops_per_s=0.0)
 
 
+def test_a_device_too_slow_for_words_is_refused():
+    with pytest.raises(InputError, match="the profile of "):
+        synthetic(nn.Linear(2, 2), torch.ones(1, 2), forward_s=1e12)
+
+
+def test_a_parameter_that_cannot_be_planned_is_refused():
+    class Odd(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.none = nn.Parameter(torch.ones(0))
+
+        def forward(self, x):
+            return super().forward(x) + self.none.sum()
+
+    with pytest.raises(InputError, match="none of model toy has no elements"):
+        synthetic(Odd(), torch.ones(1, 2))
+
+
 def test_a_model_that_needs_numbers_is_refused():
     class Asks(nn.Linear):
         def forward(self, x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from comm_plan.runtime.trainer import Options, running
 from comm_plan.tests.runtime.trainings import net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
+from comm_plan.workloads.optimizer import OptimizerOptions, with_optimizer
 
 RANKS = 3
 
@@ -141,8 +143,34 @@ def test_another_optimizer_or_rate_on_one_rank_is_named():
     slower = refusals(
         partial(check, make=partial(torch.optim.SGD, lr=1e-6, momentum=0.9))
     )
-    expected = "lr of the optimizer is 1e-06 on rank 1, 0.05 on rank 0: let all ranks"
+    expected = "lr of the optimizer's group 0 is 1e-06 on rank 1, 0.05 on rank 0: let"
     assert all(refusal.startswith(expected) for refusal in slower)
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "nesterov"])
+def test_another_setting_of_the_optimizer_on_one_rank_is_named(name):
+    """As by ``--lr`` and the like, which change the groups of an optimizer."""
+    changes = {"lr": 1e-6, "momentum": 0.5, "weight_decay": 0.5, "nesterov": True}
+
+    def check(transport):
+        here = workload(world_size=RANKS)
+        if transport.rank == 1:
+            here = with_optimizer(here, OptimizerOptions(**{name: changes[name]}))
+        plan = plan_for(net(), RANKS)
+        with running(here, plan, transport, Options()):
+            pytest.fail("it began")
+
+    for refusal in refusals(check):
+        assert refusal.startswith(f"{name} of the optimizer's group 0 is ")
+
+
+def test_a_model_on_two_devices_is_refused(monkeypatch):
+    devices = {f"layer{i}.weight": torch.device("cuda", i) for i in range(2)}
+    parameters = {name: SimpleNamespace(device=d) for name, d in devices.items()}
+    monkeypatch.setattr(agreement, "trainable", lambda model: parameters)
+    transport = SimpleNamespace(device=torch.device("cuda", 0), backend="nccl")
+    with pytest.raises(MismatchError, match="an engine serves one device"):
+        check_device(torch.nn.Identity(), transport)
 
 
 @pytest.mark.parametrize(

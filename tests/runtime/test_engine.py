@@ -941,3 +941,25 @@ def test_what_on_reduced_raises_backward_raises():
         engine.on_reduced(fail)
         with pytest.raises(ValueError, match="too large"):
             loss_of(model).backward()
+
+
+def test_zeros_that_zero_grad_leaves_are_no_gradient():
+    """Of a parameter that no rank uses what is left of it waits."""
+    model = small()
+    plan = compressed_plan(model, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with parallelize(
+        model, plan, transport=LocalTransport(), find_unused_parameters=True
+    ) as engine:
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        waiting = copy.deepcopy(engine.remembered())
+        assert waiting["2.weight"]["residual"].any()
+        optimizer.zero_grad(set_to_none=False)
+        model[0](torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        assert engine.step == 2
+        now = engine.remembered()
+    assert not model[2].weight.grad.any()
+    assert torch.equal(now["2.weight"]["residual"], waiting["2.weight"]["residual"])
+    assert not torch.equal(now["0.weight"]["residual"], waiting["0.weight"]["residual"])

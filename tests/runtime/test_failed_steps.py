@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from comm_plan import parallelize
+from comm_plan.compressors.base import Compressor, may_take_together
 from comm_plan.errors import CollectiveError, RunError
-from comm_plan.plans import Bucket, TopK
+from comm_plan.plans import Bucket, Fp16, TopK
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.tests.runtime import trainings
 from comm_plan.tests.runtime.trainings import Failing, plan_for
@@ -575,3 +576,71 @@ def test_after_a_failed_collective_the_next_forward_says_so_again(
         for attempt in (lambda: loss_of(model).backward(), lambda: loss_of(model)):
             with pytest.raises(CollectiveError, match="the link is gone"):
                 attempt()
+
+
+@pytest.mark.parametrize("goes_on", ["with the next batch", "with the optimizer"])
+def test_a_failure_that_a_scaler_does_not_learn_of_is_an_error(goes_on):
+    """Its scale would be another than those of the other ranks."""
+
+    def loop(rank, model, engine, optimizer):
+        scaler = scalers[rank]
+        scaled_iteration(model, scaler, optimizer, loss_of(model, rank))
+        optimizer.zero_grad()
+        if rank == 0:
+            fail_half_way(model)
+            with pytest.raises(RunError, match="GradScaler does not know: call eng"):
+                if goes_on == "with the optimizer":
+                    optimizer.step()
+                else:
+                    model(inputs())
+            engine.skip_step()
+        else:
+            scaler.scale(loss_of(model)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 4.0
+
+    scalers, rank = with_scalers(loop, "topk", "propagate")
+    assert equal_on_all(run_ranks(2, rank))
+
+
+@pytest.mark.parametrize("method", ["fp16", "topk"])
+def test_gradients_that_do_not_fit_together_are_skipped_by_all(method, monkeypatch):
+    """On a GPU those of a bucket are copied end to end, which may take more memory."""
+    spec, collective = {
+        "fp16": (Fp16(), "allreduce"),
+        "topk": (TopK(density=0.5), "allgather"),
+    }[method]
+    monkeypatch.setattr(Compressor, "takes_together", property(may_take_together))
+    failing = threading.local()
+    cat = torch.cat
+
+    def cat_or_fail(*arguments, **keywords):
+        if getattr(failing, "now", False):
+            failing.now = False
+            raise MemoryError("no room for a copy")
+        return cat(*arguments, **keywords)
+
+    def rank(transport):
+        model = Norm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = plan_for(model, 2, spec, collective, 4)
+        with parallelize(
+            model, plan, transport=transport, on_nonfinite="skip"
+        ) as engine:
+            for step in range(4):
+                optimizer.zero_grad()
+                failing.now = transport.rank == 0 and step == 2
+                if failing.now:
+                    with pytest.raises(MemoryError):
+                        loss_of(model, transport.rank).backward()
+                    engine.skip_step()
+                else:
+                    loss_of(model, transport.rank).backward()
+                assert engine.last_step_skipped == (step == 2)
+                optimizer.step()
+            transport.barrier()
+        return model.state_dict()
+
+    monkeypatch.setattr(torch, "cat", cat_or_fail)
+    assert equal_on_all(run_ranks(2, rank))

@@ -17,6 +17,7 @@ from comm_plan.plans import (
     Vgc,
 )
 from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.record import EngineRecorder
 from comm_plan.runtime.second_moments import MicroBatchSecondMoments
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
@@ -138,3 +139,24 @@ def test_a_plan_for_another_model_is_refused():
     with pytest.raises(MismatchError):
         engine.swap(plan_for(other, 1), replan())
     engine.close()
+
+
+def test_a_record_counts_what_buckets_do_under_the_new_plan():
+    """The step at whose end the plan changes was made by the one before."""
+    model = net()
+    dense = plan_for(model, 1)
+    sparse = plan_for(model, 1, TopK(density=0.1), "allgather")
+    with Engine(model, dense, LocalTransport()) as engine:
+        recorder = EngineRecorder(engine)
+        sent = []
+        for step in range(5):
+            model.zero_grad()
+            model(torch.ones(2, FEATURES)).sum().backward()
+            if step == 1:
+                engine.swap(sparse, replan())
+            recorder.add_step(1.0)
+            sent.append(recorder.last_nbytes)
+        record = recorder.record(LocalTransport(), workload="net", steps=5)
+    assert sent[0] == sent[1] > sent[2] == sent[3] == sent[4] > 0
+    assert record.traffic.steps_nbytes == tuple(sent[2:])
+    assert record.traffic.message_nbytes == sent[2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from comm_plan.errors import CollectiveError
 from comm_plan.tests.support.engines import ANYWHERE
 from comm_plan.tests.support.harness import MAX_RANKS, real_ranks
 from comm_plan.tests.transports import transport_checks
+from comm_plan.transports import distributed
 from comm_plan.transports.distributed import _without_the_others
 from comm_plan.transports.local import LocalTransport
 
@@ -89,3 +92,15 @@ def test_a_group_of_some_is_not_split_off_one_that_is_bound_to_a_device(some):
         assert world.bound_device_id == (None if some else bound)
     assert world.bound_device_id == bound
     world.bound_device_id = None
+
+
+def test_of_large_objects_only_the_last_are_held(monkeypatch):
+    held = deque(maxlen=32)
+    monkeypatch.setattr(distributed, "_held", held)
+    work = SimpleNamespace(wait=lambda: None)
+    for _ in range(40):
+        distributed._hold(work, torch.zeros(8))
+    assert len(held) == 32
+    for _ in range(40):
+        distributed._hold(work, torch.zeros(2**20))
+    assert len(held) == distributed.LAST_HELD

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +24,8 @@ from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
-from comm_plan.tuner.adaptation import SETTLING, Adaptation
+from comm_plan.transports.local import LocalTransport
+from comm_plan.tuner.adaptation import AS_EXPECTED, SETTLING, Adaptation, _Proposal
 from comm_plan.workloads.replay import Replay
 
 RANKS = 3
@@ -192,3 +195,56 @@ def test_what_is_expected_is_for_the_ranks_that_train():
         assert left == pytest.approx((1.0,) * 3)
         assert proposed.world_size == RANKS
         assert proposed.buckets == plan.buckets
+
+
+def watched(transport, plan):
+    """Return what watches an engine that executes ``plan``, and that engine."""
+    engine = Engine(Replay(PROFILE), plan, transport)
+    return Adaptation(engine, PROFILE, network(FAST)), engine
+
+
+def proposal(plan, **changes):
+    """Return a proposal of ``plan``, which takes half of the time."""
+    fields = {
+        "profile": PROFILE,
+        "network": network(FAST),
+        "expected_s": 2 * plan.predicted.iteration_s,
+        "left": AS_EXPECTED,
+        "plan": plan,
+        "reason": "a test",
+    }
+    return _Proposal(**fields | changes)
+
+
+def test_a_plan_that_this_run_cannot_go_on_by_is_left(caplog):
+    """As it wants the momentum of an optimizer that the engine was not given."""
+    plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal")
+    slow = make_problem(
+        PROFILE, network(SLOW), replace(SETTINGS, momentum_correction=True)
+    )
+    other = solve(slow, "auto")
+    assert other.momentum_correction
+    adaptation, engine = watched(LocalTransport(), _for_one(plan))
+    assert not adaptation._take(proposal(_for_one(other)))
+    assert engine.plan == _for_one(plan)
+    assert "cannot go on by the new plan: the plan corrects momentum" in caplog.text
+    adaptation.close()
+    engine.close()
+
+
+def test_where_solving_fails_the_plan_stays_and_the_change_is_answered(caplog):
+    plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal")
+    adaptation, engine = watched(LocalTransport(), _for_one(plan))
+    adaptation._answered = (1.0, 3.0, 3.0)
+    adaptation._solving = Future()
+    adaptation._solving.set_exception(InputError("there is no such cost"))
+    assert adaptation._proposed() is None
+    assert adaptation._left == (1.0, 3.0, 3.0)
+    assert "this stays: there is no such cost" in caplog.text
+    assert adaptation._proposed() is None
+    adaptation.close()
+    engine.close()
+
+
+def _for_one(plan):
+    return plan.model_copy(update={"world_size": 1})

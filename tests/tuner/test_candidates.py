@@ -9,6 +9,7 @@ from comm_plan.planner import SOLVERS, Settings, evidence
 from comm_plan.planner.evidence import Evidence
 from comm_plan.planner.solvers import CHOOSING, MERGED
 from comm_plan.plans.plan import TODAY
+from comm_plan.plans.profile import Sent
 from comm_plan.tests.support import documents
 from comm_plan.tuner.candidates import (
     MILD_RATIOS,
@@ -166,6 +167,35 @@ def test_rounds_of_local_steps_are_tried_if_the_loss_decides():
         assert not candidate.plan.momentum_correction
     without = candidates(*costs, settings, "time", local_steps=(4,))
     assert not any(candidate.local for candidate in without.tried)
+
+
+def test_what_is_named_twice_is_tried_once():
+    settings = Settings(accuracy="loss", allow=("dense", "topk", "topk"))
+    costs = model(), network(1e-7)
+    found = candidates(*costs, settings, "loss", most=20, local_steps=(4, 4))
+    each = [*names(found), *found.not_tried]
+    assert len(set(each)) == len(each)
+    assert len({f"{MERGED}, topk", f"{MERGED}, 4 local steps"} & {*each}) == 2
+
+
+def test_where_gradients_are_sparse_local_steps_are_not_tried():
+    tensors = list(model().tensors)
+    tensors[-1] = tensors[-1].model_copy(update={"rows": 10})
+    sparse = model().model_copy(update={"tensors": tuple(tensors)})
+    settings = Settings(accuracy="loss")
+    found = candidates(sparse, network(1e-8), settings, "loss", local_steps=(4,))
+    assert not any(candidate.local for candidate in found.tried)
+    assert "4 local steps" in found.not_tried
+
+
+def test_a_method_is_judged_by_what_it_was_seen_to_send():
+    """Strom by the example leaves out 100x."""
+    costs = documents.compression(strom=(1e-5, 1e-9), **COSTS)
+    sent = {"strom": Sent(density=0.2)}
+    seen = model().model_copy(update={"compression": costs, "sent": sent})
+    settings = Settings(accuracy="loss", allow=("dense", "strom"), max_ratio=32.0)
+    found = candidates(seen, network(1e-7), settings, most=99)
+    assert "leaves out" not in found.not_tried.get(f"{MERGED}, strom", "")
 
 
 def test_rounds_of_one_step_are_none():

@@ -543,3 +543,9 @@ def test_a_budget_that_profiling_alone_exceeds_is_refused(tmp_path):
     training = workload(net(), 1, loss=slow)
     with pytest.raises(InputError, match="--budget 1"):
         measuring.profiled(training, LocalTransport(), (), 1.0, lambda *_: None)
+
+
+def test_of_a_larger_budget_measuring_takes_its_share_too():
+    measured = Options(budget_s=100.0, network=network())
+    assert measured.with_more(95.0) == pytest.approx(200.0)
+    assert Options(budget_s=100.0).with_more(75.0) == pytest.approx(200.0)
