@@ -948,15 +948,16 @@ def test_zeros_that_zero_grad_leaves_are_no_gradient():
     model = small()
     plan = compressed_plan(model, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
     with parallelize(
         model, plan, transport=LocalTransport(), find_unused_parameters=True
     ) as engine:
-        model(torch.ones(2, 6)).sum().backward()
+        model(x).sum().backward()
         optimizer.step()
         waiting = copy.deepcopy(engine.remembered())
         assert waiting["2.weight"]["residual"].any()
         optimizer.zero_grad(set_to_none=False)
-        model[0](torch.ones(2, 6)).sum().backward()
+        model[0](x).sum().backward()
         optimizer.step()
         assert engine.step == 2
         now = engine.remembered()
