@@ -117,7 +117,7 @@ def local_steps(
 
 
 def lengths_of_rounds(text: str | None) -> list[int]:
-    """Return the numbers of local steps that ``tune --local-steps`` is to try, once.
+    """Return the numbers of local steps that ``tune --local-steps`` is to try.
 
     Raises:
         InputError: one is none, or out of range.
@@ -126,7 +126,7 @@ def lengths_of_rounds(text: str | None) -> list[int]:
     for every in lengths:
         with refused_as("--local-steps"):
             LocalSteps(every=every)
-    return list(dict.fromkeys(lengths))
+    return lengths
 
 
 def micro_batches(second_moments: str | None) -> int | None:

@@ -15,7 +15,7 @@ then still take longer is put down to the ranks' waiting for each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -174,7 +174,7 @@ class _Messages:
 
     def only(self, which: BoolArray) -> _Messages:
         """Return those of which ``which`` [N] is true."""
-        return _Messages(*(getattr(self, each.name)[which] for each in fields(self)))
+        return self._each(lambda seconds: seconds[which])
 
     @property
     def expected_s(self) -> FloatArray:
@@ -186,14 +186,17 @@ class _Messages:
         """Measured over expected, of all together."""
         return _ratio(float(self.took_s.sum()), float(self.expected_s.sum()))
 
-    @cached_property
+    @property
     def shares(self) -> _Messages:
         """All of it as shares of what they took.
 
         However little a message takes, some of what was measured is the link's doing.
         """
         scale_s = np.maximum(self.took_s, LEAST_SHARE * self.expected_s)
-        return _Messages(*(getattr(self, e.name) / scale_s for e in fields(self)))
+        return self._each(lambda seconds: seconds / scale_s)
+
+    def _each(self, change: Callable[[FloatArray], FloatArray]) -> _Messages:
+        return _Messages(*(change(getattr(self, each.name)) for each in fields(self)))
 
 
 @dataclass(frozen=True)
