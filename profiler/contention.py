@@ -9,9 +9,10 @@ by how much of its time it was beside backward. Calls that have to wait for a co
 many times as long as the others, and so they count as much more. Alone they are
 called as they are beside, many times and by the same thread. A pass over memory takes
 as long as on the rank on which it takes longest, as no message is sent before all have
-encoded their part of it. Times are means of the ranks, which may share cores: one that
-had a core for itself when alone says nothing of what others take from it, as a ratio of
-its own would. Of several turns the median counts.
+encoded their part of it; the meeting behind each is no pass, and what backward loses
+beside it is known from short messages. Times are means of the ranks, which may share
+cores: one that had a core for itself when alone says nothing of what others take from
+it, as a ratio of its own would. Of several turns the median counts.
 
 Compression, which delays backward, may press the machine otherwise than the model does
 (a replayed one sleeps). So passes over memory run in backward's place as well; of them,
@@ -20,6 +21,7 @@ which are short, the mean counts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from comm_plan.arrays import FloatArray
 from comm_plan.plans import Contention, PhaseRates, Rates
 from comm_plan.profiler.interference import AllReduce, Codec, Job, Span, repeated
 from comm_plan.profiler.timings import Trial
@@ -49,12 +52,19 @@ CODEC_NUMEL = 2**22
 """Elements of what is passed over: more than caches hold, and long enough to take turns
 with the computation on a core, as compressors do."""
 
+CODEC_S = 0.02
+"""Passes follow one another for so long, several times as long as the ranks then take
+to meet."""
+
 ITERATIONS = 5
 """Iterations of a turn beside each, or more, until :data:`CALLS` calls have had the
 time."""
 
 CALLS = 5
 """About so many calls of a turn at least, of each alone and beside the iterations."""
+
+LEAST = 0.01
+"""Of a rate: what stands still beside something is as good as known."""
 
 AT_LEAST_S = 0.05
 """Passes in backward's place and calls alone go on for so long at least: for many times
@@ -81,11 +91,13 @@ class Beside(NamedTuple):
         alone_s: what the work took alone.
         beside_s: what it took beside the messages.
         pace: how fast those went meanwhile; 1: as alone.
+        share: of that time, in which a message was under way, and no meeting.
     """
 
     alone_s: float
     beside_s: float
     pace: float
+    share: float
 
 
 Work = Callable[[float], Worked]
@@ -134,7 +146,7 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
         numel: elements of the model.
     """
     passes = Codec(ranks.device, min(CODEC_NUMEL, numel))
-    codec = Codec(ranks.device, min(CODEC_NUMEL, numel))
+    codec = _codec(ranks, min(CODEC_NUMEL, numel))
     with closing(ranks.duplicate()) as channel:
         jobs = {}
         startup = None
@@ -152,10 +164,12 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
         of_ranks = ranks.gather_objects(turns)
 
     def beside(work: str) -> dict[str, Rates]:
-        return {
-            job: rates([[turn[work, job] for turn in own] for own in of_ranks])
-            for job in jobs
-        }
+        found: dict[str, Rates] = {}
+        for job, messages in jobs.items():
+            meeting = found["startup"] if messages.meet else Rates()
+            measured = [[turn[work, job] for turn in own] for own in of_ranks]
+            found[job] = rates(measured, meeting.compute)
+        return found
 
     return Contention(
         world_size=ranks.world_size,
@@ -164,27 +178,38 @@ def contention(trial: Trial, ranks: Transport, numel: int) -> Contention:
     )
 
 
-def rates(of_ranks: Sequence[Sequence[Beside]]) -> Rates:
+def rates(of_ranks: Sequence[Sequence[Beside]], between: float = 1.0) -> Rates:
     """Return the rates of all ranks; nothing goes faster beside something else.
 
     Args:
         of_ranks: of each rank: what it measured in each turn, as many as the others.
+        between: the rate of the work between two messages, while the ranks meet.
     """
-    alone_s, beside_s, paces = np.mean(of_ranks, axis=0).T
-    measured = np.median(alone_s / beside_s), np.median(paces)
-    compute, channel = np.minimum(1.0, measured).tolist()
+    alone_s, beside_s, paces, shares = np.mean(of_ranks, axis=0).T
+    of_both, pace, share = (
+        float(np.median(each)) for each in (alone_s / beside_s, paces, shares)
+    )
+    work = of_both if share == 0 else (of_both - (1 - share) * between) / share
+    compute, channel = np.clip([work, pace], LEAST, 1.0).tolist()
     together = min(1.0, compute + channel)
     return Rates(
         compute=min(1.0, compute / together), channel=min(1.0, channel / together)
     )
 
 
+def _codec(ranks: Transport, numel: int) -> Codec:
+    """Return passes over ``numel`` elements, as many on all ranks."""
+    one = Codec(ranks.device, numel)
+    longest_s = max(ranks.gather_objects(_warm_s(one)))
+    return Codec(ranks.device, numel, math.ceil(CODEC_S / longest_s))
+
+
 def _transfer(channel: Transport, numel: int) -> AllReduce:
     """Return an all-reduce of ``numel`` elements, or of fewer on a slow link."""
     while True:
         job = AllReduce(channel, numel)
-        own_s = min(_seconds(job), _seconds(job))  # the first finds everything cold
-        if max(channel.gather_objects(own_s)) <= TRANSFER_S or numel == 1:
+        longest_s = max(channel.gather_objects(_warm_s(job)))
+        if longest_s <= TRANSFER_S or numel == 1:
             return job
         numel //= 2
 
@@ -205,8 +230,12 @@ def _turn(
             ranks.barrier()
             with messages.go_on() as calls:
                 worked = work(CALLS * jobs_s[name])
-            pace_beside = pace(jobs_s[name], calls, worked.spans)
-            beside[what, name] = Beside(alone_s, worked.seconds, pace_beside)
+            beside[what, name] = Beside(
+                alone_s,
+                worked.seconds,
+                pace(jobs_s[name], calls, worked.spans),
+                share_of(calls, worked.spans),
+            )
     return beside
 
 
@@ -228,16 +257,33 @@ def pace(alone_s: float, calls: Sequence[Span], spans: Sequence[Span]) -> float:
         calls: when they went on, each as fast in its first half as in its second.
         spans: no two at the same time.
     """
-    begin, end = np.array(calls or [(0.0, 0.0)]).T
-    within_s = sum(
-        np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
-        for first, last in spans
-    )
+    within_s = _within_s(calls, spans)
     some = within_s > 0
     if not some.any():
         return 1.0
-    done = within_s[some] / (end - begin)[some]
+    done = within_s[some] / np.array([end - begin for begin, end in calls])[some]
     return float(alone_s * done.sum() / within_s.sum())
+
+
+def share_of(calls: Sequence[Span], spans: Sequence[Span]) -> float:
+    """Return the share of ``spans`` in which one of ``calls`` went on.
+
+    Args:
+        calls: no two at the same time.
+        spans: likewise, and at least one.
+    """
+    whole_s = sum(last - first for first, last in spans)
+    return float(_within_s(calls, spans).sum()) / whole_s
+
+
+def _within_s(calls: Sequence[Span], spans: Sequence[Span]) -> FloatArray:
+    """Return how much of each call was within the spans, [calls] seconds."""
+    begin, end = np.array(calls or [(0.0, 0.0)]).T
+    within_s: FloatArray = sum(
+        np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
+        for first, last in spans
+    )
+    return within_s
 
 
 def _backward(trial: Trial, at_least_s: float) -> Worked:
@@ -261,6 +307,11 @@ def _compress(passes: Job, at_least_s: float) -> Worked:
         count += 1
         end_s = time.perf_counter()
     return Worked((end_s - begin_s) / count, [(begin_s, end_s)])
+
+
+def _warm_s(job: Job) -> float:
+    """Return what ``job`` takes once it has been done."""
+    return min(_seconds(job), _seconds(job))
 
 
 def _seconds(job: Job) -> float:

@@ -111,15 +111,18 @@ class Codec:
     Args:
         device: where.
         numel: float32 elements of the buffer, at least 1.
+        passes: how often a call goes over it.
     """
 
-    def __init__(self, device: torch.device, numel: int) -> None:
+    def __init__(self, device: torch.device, numel: int, passes: int = 1) -> None:
         self._source = torch.ones(numel, device=device)
         self._target = torch.zeros(numel, device=device)
+        self._passes = passes
 
     def __call__(self, finished: bool) -> bool:
         """Return whether this rank has finished."""
-        torch.add(self._target, self._source, out=self._target)
+        for _ in range(self._passes):
+            torch.add(self._target, self._source, out=self._target)
         if self._source.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return finished

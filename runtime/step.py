@@ -41,8 +41,6 @@ from comm_plan.runtime.timing import Moments
 from comm_plan.transports.base import Transport
 
 OnNonFinite = Literal["stop", "skip", "propagate"]
-
-
 OnReduced = Callable[[tuple[nn.Parameter, ...]], None]
 
 
@@ -143,9 +141,7 @@ class Step:
         self._unused: list[list[int]] = [[] for _ in setup.buckets]  # by any rank
         self._launched: list[Pending[torch.Tensor | None]] = []
         self._last: tuple[BucketExchange, int] | None = None
-        self._own_flags: torch.Tensor | None = (
-            None  # while a stream may still read them
-        )
+        self._own_flags: torch.Tensor | None = None  # kept: a stream may read them
         self.moments = Moments(setup.channel.device, len(setup.buckets))
         for bucket in setup.buckets:
             bucket.begin(number, density_floor)

@@ -875,11 +875,12 @@ def test_a_killed_rank_ends_the_run_and_is_named_by_the_others(tmp_path):
 def test_a_rank_that_runs_out_of_batches_is_named(tmp_path):
     run = run_with_a_victim(tmp_path, "return", 1, ranks=2)
     assert run.returncode == 1, run.stderr
-    (line,) = {li.partition(": rank ")[2][3:] for li in run.stderr.splitlines()}
-    assert line == (
+    said = {li.partition(": rank ")[2][3:] for li in run.stderr.splitlines()}
+    verdict = (
         "rank 1 has run out of batches in epoch 0 after 20, rank 0 has more: give all "
         "ranks as many"
     )
+    assert said == {verdict}, run.stderr
 
 
 @pytest.mark.slow
