@@ -1,4 +1,4 @@
-"""How well half a minute of a machine tells of its next minute: no prediction is better.
+"""How well half a minute of a machine tells of its next: no prediction is better.
 
 A rank on each core runs iterations that meet no other, for minutes. Of each second it
 is asked how far the median of a stretch as long as a profile takes lies from the median
