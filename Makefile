@@ -80,6 +80,7 @@ bench: $(STAMP)  ## measure on emulated hosts (root on Linux); results in benchm
 	$(BIN)/python -m comm_plan.benchmarks.accuracy table
 	$(BIN)/python -m comm_plan.benchmarks.deaths
 	$(BIN)/python -m comm_plan.benchmarks.soak
+	$(BIN)/python -m comm_plan.benchmarks.steadiness
 	$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task digits
 	for task in char-lm char-lm-rates; do \
 		$(BIN)/python -m comm_plan.benchmarks.time_to_accuracy --task $$task \
