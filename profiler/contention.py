@@ -261,7 +261,7 @@ def pace(alone_s: float, calls: Sequence[Span], spans: Sequence[Span]) -> float:
     some = within_s > 0
     if not some.any():
         return 1.0
-    done = within_s[some] / np.array([end - begin for begin, end in calls])[some]
+    done = within_s[some] / np.diff(calls)[some, 0]
     return float(alone_s * done.sum() / within_s.sum())
 
 
