@@ -94,7 +94,7 @@ def gain() -> str:
         REFERENCE: "PyTorch DDP",
         "ddp, fp16 hook": "DDP, fp16 hook",
         "optimal": "optimal, dense",
-        "doublesqueeze": "DoubleSqueeze, 4 bits",
+        "tuned": "what `tune` chose",
         TUNED: "what `tune --accuracy loss` chose",
     }
     rows = []
