@@ -363,6 +363,7 @@ def main() -> None:
         rows = tables.lines(seconds, plans, profile)
         loaded = {each: Plan.load(path) for each, path in plans.items()}
         steady = at_rounds_speed(rows, loaded, costs, rounds_s)
+        steady_off = tables.errors_of(steady)
         after = None if arguments.network_hosts else costs_in(folder / AFTER)
         tunings = {
             name: Tuning.load(folder / name / TUNING_FILE)
@@ -412,6 +413,7 @@ def main() -> None:
                 "times_s": seconds,
                 "moments_s": written["moments"],
                 "computation_s": rounds_s,
+                "at_rounds_speed": steady_off and asdict(steady_off),
             },
         )
     )

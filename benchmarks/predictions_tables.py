@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from comm_plan import units
 from comm_plan.benchmarks.predictions_on_hosts import TUNED
-from comm_plan.benchmarks.tables import RESULTS, Line, markdown
+from comm_plan.benchmarks.tables import RESULTS, Errors, Line, errors_of, markdown
 from comm_plan.plans.pages import filled
 
 ROOT = Path(__file__).parents[1]
@@ -51,14 +51,29 @@ NARROW = 2
 CLOSE = 0.1
 """Predictions that are off by no more are counted."""
 
-Result = Mapping[str, Line]
+
+@dataclass(frozen=True)
+class Result:
+    """A column.
+
+    Attributes:
+        lines: each variant, by its name.
+        at_rounds_speed: how far off predictions would have been, had computation been
+            as fast in the profile as it was within the rounds.
+    """
+
+    lines: Mapping[str, Line]
+    at_rounds_speed: Errors
 
 
-def result(name: str) -> dict[str, Line]:
-    """Return each variant of ``benchmarks/results/NAME.json``."""
+def result(name: str) -> Result:
+    """Return what ``benchmarks/results/NAME.json`` holds."""
     figures = json.loads((RESULTS / f"{name}.json").read_text())
     lines = {row["name"]: Line(**row) for row in figures["rows"]}
-    return {name: lines[name] for name in figures["times_s"] if name in lines}
+    return Result(
+        {name: lines[name] for name in figures["times_s"] if name in lines},
+        Errors(**figures["at_rounds_speed"]),
+    )
 
 
 def table(columns: Mapping[str, str]) -> str:
@@ -74,17 +89,13 @@ def table(columns: Mapping[str, str]) -> str:
     width = 3 if len(results) <= NARROW else 2
     for heading in results:
         head += [heading, "error", "speed-up"][:width]
-    variants = dict.fromkeys(name for each in results.values() for name in each)
+    variants = dict.fromkeys(name for each in results.values() for name in each.lines)
     rows: list[list[object]] = []
     for name in variants:
-        cells = [_cells(lines, name)[:width] for lines in results.values()]
+        cells = [_cells(each.lines, name)[:width] for each in results.values()]
         rows.append([name, *chain.from_iterable(cells)])
-    for name, told in (
-        ("median, worst error", _off),
-        ("within 10 %", _within),
-        (f"{TUNED}: behind the fastest", _behind),
-    ):
-        cells = [("", told(lines), "")[:width] for lines in results.values()]
+    for name, told in SUMMARIES.items():
+        cells = [("", told(each), "")[:width] for each in results.values()]
         rows.append([name, *chain.from_iterable(cells)])
     return markdown(head, rows) + "\n"
 
@@ -100,12 +111,12 @@ def gain() -> str:
     }
     rows = []
     for link, name in reversed(TABLES["predictions-cnn"].items()):
-        lines = result(name)
+        lines = result(name).lines
         rows.append([link, *(_told(lines[variant]) for variant in shown)])
     return markdown(["link", *shown.values()], rows) + "\n"
 
 
-def _cells(lines: Result, name: str) -> tuple[object, ...]:
+def _cells(lines: Mapping[str, Line], name: str) -> tuple[object, ...]:
     if name not in lines:
         return (None, None, None)
     line = lines[name]
@@ -114,26 +125,37 @@ def _cells(lines: Result, name: str) -> tuple[object, ...]:
     return units.seconds(line.measured_s), error, units.times(speed_up)
 
 
-def _errors(lines: Result) -> list[float]:
-    return [line.error for line in lines.values() if line.error is not None]
+def _all_off(column: Result) -> str | None:
+    return _off(errors_of(column.lines.values()))
 
 
-def _off(lines: Result) -> str:
-    errors = _errors(lines)
-    middle = statistics.median(map(abs, errors))
-    return f"{100 * middle:.1f} %, {_percent(max(errors, key=abs))}"
+def _steadily_off(column: Result) -> str | None:
+    return _off(column.at_rounds_speed)
 
 
-def _within(lines: Result) -> str:
-    errors = _errors(lines)
+def _off(off: Errors | None) -> str | None:
+    return off and f"{100 * off.middle:.1f} %, {_percent(off.worst)}"
+
+
+def _within(column: Result) -> str:
+    errors = [each.error for each in column.lines.values() if each.error is not None]
     return f"{sum(abs(error) <= CLOSE for error in errors)} of {len(errors)}"
 
 
-def _behind(lines: Result) -> str | None:
-    if TUNED not in lines:
+def _behind(column: Result) -> str | None:
+    if TUNED not in column.lines:
         return None
-    fastest_s = min(line.measured_s for line in lines.values())
-    return f"{100 * (lines[TUNED].measured_s / fastest_s - 1):.1f} %"
+    fastest_s = min(line.measured_s for line in column.lines.values())
+    return f"{100 * (column.lines[TUNED].measured_s / fastest_s - 1):.1f} %"
+
+
+SUMMARIES: dict[str, Callable[[Result], str | None]] = {
+    "median, worst error": _all_off,
+    "within 10 %": _within,
+    "at the rounds' speed: median, worst": _steadily_off,
+    f"{TUNED}: behind the fastest": _behind,
+}
+"""What the last rows tell of each column."""
 
 
 def _percent(share: float) -> str:

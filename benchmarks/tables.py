@@ -94,14 +94,37 @@ def comparison(rows: Sequence[Line], reference_s: float) -> str:
     )
 
 
-def error_sentence(rows: Iterable[Line]) -> str:
-    """Return the median and the worst prediction error in words."""
+@dataclass(frozen=True)
+class Errors:
+    """How far off the predictions of some variants were.
+
+    Attributes:
+        middle: the median, whatever the sign.
+        worst: the one that is farthest from 0.
+        worst_of: whose.
+    """
+
+    middle: float
+    worst: float
+    worst_of: str
+
+
+def errors_of(rows: Iterable[Line]) -> Errors | None:
+    """Return how far off predictions were; None: nothing was predicted."""
     errors = {row.name: row.error for row in rows if row.error is not None}
     if not errors:
-        return "nothing was predicted"
+        return None
     worst = max(errors, key=lambda name: abs(errors[name]))
     middle = statistics.median(abs(error) for error in errors.values())
-    return f"median error {middle:.1%}, worst {errors[worst]:+.1%} ({worst})"
+    return Errors(middle, errors[worst], worst)
+
+
+def error_sentence(rows: Iterable[Line]) -> str:
+    """Return the median and the worst prediction error in words."""
+    off = errors_of(rows)
+    if off is None:
+        return "nothing was predicted"
+    return f"median error {off.middle:.1%}, worst {off.worst:+.1%} ({off.worst_of})"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

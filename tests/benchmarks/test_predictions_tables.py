@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.benchmarks import predictions_tables
-from comm_plan.benchmarks.tables import Line
+from comm_plan.benchmarks.tables import Errors, Line
 from comm_plan.plans.pages import filled
 
 
@@ -24,7 +24,8 @@ def test_a_table_tells_how_far_off_each_plan_was_and_all_of_them(monkeypatch):
         name: Line(name, None, predicted_s, measured_s, measured_s, 10)
         for name, (predicted_s, measured_s) in seconds.items()
     }
-    monkeypatch.setattr(predictions_tables, "result", lambda name: lines)
+    column = predictions_tables.Result(lines, Errors(0.02, -0.07, "optimal"))
+    monkeypatch.setattr(predictions_tables, "result", lambda name: column)
     head, _, *rows = predictions_tables.table({"1 Gbit/s": "any"}).splitlines()
     assert head == "| plan | 1 Gbit/s | error | speed-up |"
     assert rows == [
@@ -33,6 +34,7 @@ def test_a_table_tells_how_far_off_each_plan_was_and_all_of_them(monkeypatch):
         "| tuned, any accuracy | 1.10 s | -20 % | 1.82x |",
         "| median, worst error |  | 12.5 %, -20 % |  |",
         "| within 10 % |  | 1 of 2 |  |",
+        "| at the rounds' speed: median, worst |  | 2.0 %, -7 % |  |",
         "| tuned, any accuracy: behind the fastest |  | 10.0 % |  |",
     ]
 
