@@ -134,7 +134,9 @@ def _steadily_off(column: Result) -> str | None:
 
 
 def _off(off: Errors | None) -> str | None:
-    return off and f"{100 * off.middle:.1f} %, {_percent(off.worst)}"
+    if off is None:
+        return None
+    return f"{100 * off.middle:.1f} %, {_percent(off.worst)}"
 
 
 def _within(column: Result) -> str:
