@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from comm_plan import units
+from comm_plan.benchmarks.prediction_rounds import DDP
 from comm_plan.benchmarks.predictions_on_hosts import TUNED
 from comm_plan.benchmarks.tables import RESULTS, Errors, Line, errors_of, markdown
 from comm_plan.plans.pages import filled
@@ -44,7 +45,6 @@ TABLES = {
 GAIN = "iteration"
 """The table in ``README.md``: what an iteration takes on each link."""
 
-REFERENCE = "ddp"
 NARROW = 2
 """A table of so many results has room for speed-ups."""
 
@@ -103,7 +103,7 @@ def table(columns: Mapping[str, str]) -> str:
 def gain() -> str:
     """Return what an iteration of the CNN takes, on each link, and was predicted to."""
     shown = {
-        REFERENCE: "PyTorch DDP",
+        DDP: "PyTorch DDP",
         "ddp, fp16 hook": "DDP, fp16 hook",
         "optimal": "optimal, dense",
         "tuned": "what `tune` chose",
@@ -120,7 +120,7 @@ def _cells(lines: Mapping[str, Line], name: str) -> tuple[object, ...]:
     if name not in lines:
         return (None, None, None)
     line = lines[name]
-    speed_up = lines[REFERENCE].measured_s / line.measured_s
+    speed_up = lines[DDP].measured_s / line.measured_s
     error = None if line.error is None else _percent(line.error)
     return units.seconds(line.measured_s), error, units.times(speed_up)
 
