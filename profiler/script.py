@@ -56,7 +56,13 @@ from comm_plan.profiler.timings import (
     timings_of,
 )
 from comm_plan.runtime.flat import tensors_in
-from comm_plan.runtime.hooks import Callbacks, ParameterPlace, attach, copyable
+from comm_plan.runtime.hooks import (
+    Callbacks,
+    ParameterPlace,
+    attach,
+    attach_to_optimizers,
+    copyable,
+)
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.allocator import keep_memory
@@ -216,9 +222,11 @@ class _Steps:
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
             on_backward_end=self._on_backward_end,
-            on_updated=self._on_updated,
         )
         hooks = attach(model, places, callbacks)
+        hooks.enter_context(
+            attach_to_optimizers(self._own, after=self._on_updated)
+        )
         counting = model.register_forward_pre_hook(
             copyable(self._count), with_kwargs=True
         )

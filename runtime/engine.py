@@ -64,7 +64,7 @@ from comm_plan.runtime.bucket import BucketExchange, build_buckets
 from comm_plan.runtime.buffers import Buffers
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import align_tensors, broadcast_tensors
-from comm_plan.runtime.hooks import ParameterPlace, attach
+from comm_plan.runtime.hooks import ParameterPlace, attach, attach_to_optimizers
 from comm_plan.runtime.ownership import claim, freed_with, owners_of, release
 from comm_plan.runtime.refusals import (
     check_final,
@@ -207,6 +207,11 @@ class Engine(Joinable):
             )
             self._execute(plan)
             self._momentum.begin(self.remembered())
+            self._on_optimizers = attach_to_optimizers(
+                frozenset(trainable(model).values()),
+                before=self._steps.on_optimizer,
+                after=self._steps.on_updated,
+            )
             opened.callback(self._stop)
             align_tensors(transport, [*model.parameters(), *model.buffers()])
             opened.pop_all()
@@ -550,6 +555,7 @@ class Engine(Joinable):
     def _stop(self) -> None:
         """Remove all hooks but those that were given."""
         self._executing.close()
+        self._on_optimizers.close()
         self._steps.close()
         self._momentum.close()
 

@@ -16,9 +16,9 @@ the same, a parameter   if an earlier backward failed             ``on_backward_
 parameter               in backward, once its gradient is         ``on_backward``,
                         complete                                  ``on_gradient``
 end of backward         when all gradients are there              ``on_backward_end``
-any optimizer's step    in the training loop, before the update   ``on_optimizer``
-the same                after the update, unless it raised        ``on_updated``
 ======================  ========================================  ====================
+
+:func:`attach_to_optimizers` tells of the steps of optimizers.
 
 Hooks of CPU parameters run on the thread that called ``backward``; those of CUDA
 parameters on autograd's thread of that device. All have run, and so has
@@ -80,13 +80,11 @@ class Callbacks:
             ``on_backward_end`` at its end: true once a step.
         on_gradient: this parameter's ``.grad`` is complete.
         on_backward_end: no more gradients come.
-        on_optimizer: this optimizer is about to update parameters of the plan.
         on_local_forward: a training forward begins while nothing is listening.
         on_any_forward: a forward begins, of training or not.
         on_forward_failed: a training forward raised.
         on_backward_lost: a gradient arrives after a backward that has failed: its end
             was awaited, and is no longer.
-        on_updated: this optimizer has updated parameters of the plan.
     """
 
     listening: Callable[[], bool]
@@ -94,12 +92,14 @@ class Callbacks:
     on_backward: Callable[[int], bool]
     on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
     on_backward_end: Callable[[], None]
-    on_optimizer: Callable[[torch.optim.Optimizer], None] = _ignored
     on_local_forward: Callable[[], None] = _ignored
     on_any_forward: Callable[[], None] = _ignored
     on_forward_failed: Callable[[], None] = _ignored
     on_backward_lost: Callable[[], None] = _ignored
-    on_updated: Callable[[torch.optim.Optimizer], None] = _ignored
+
+
+OnStep = Callable[[torch.optim.Optimizer], None]
+"""Learns of the step of an optimizer."""
 
 
 def updates(
@@ -115,12 +115,11 @@ def attach(
     places: Mapping[nn.Parameter, ParameterPlace],
     callbacks: Callbacks,
 ) -> ExitStack:
-    """Hook ``model``, its parameters and all optimizers.
+    """Hook ``model`` and its parameters.
 
     The hooks of the model keep ``callbacks`` alive as long as the model. Those of its
-    parameters do not, as the garbage collector does not see through tensors, and those
-    on optimizers, which are global, do not. A copy of the model has no hooks that
-    do anything.
+    parameters do not, as the garbage collector does not see through tensors. A copy of
+    the model has no hooks that do anything.
 
     Returns:
         What removes all hooks when it is closed.
@@ -138,23 +137,44 @@ def attach(
             _uncompiled(_OnGradient)(weakref.ref(hooks), place)
         )
         attached.callback(handle.remove)
-    on_optimizers = (
-        register_optimizer_step_pre_hook(
-            _uncompiled(_OnOptimizer)(weakref.ref(hooks), _Hooks.on_optimizer)
-        ),
-        register_optimizer_step_post_hook(
-            _uncompiled(_OnOptimizer)(weakref.ref(hooks), _Hooks.on_updated)
-        ),
-    )
-    for handle in on_optimizers:
-        weakref.finalize(hooks, handle.remove)
     for handle in (
         model.register_forward_pre_hook(copyable(hooks.on_forward)),
         model.register_forward_hook(copyable(hooks.on_output)),
         model.register_forward_hook(copyable(hooks.on_forward_end), always_call=True),
-        *on_optimizers,
     ):
         attached.callback(handle.remove)
+    return attached
+
+
+def attach_to_optimizers(
+    parameters: frozenset[nn.Parameter],
+    *,
+    before: OnStep = _ignored,
+    after: OnStep = _ignored,
+) -> ExitStack:
+    """Hook the steps of all optimizers that hold any of ``parameters``.
+
+    Not within such a step, as PyTorch goes through all hooks then. They are global, and
+    end with what is returned.
+
+    Args:
+        parameters: of the model.
+        before: is called before the update, which is not in backward.
+        after: is called after it, unless it raised.
+
+    Returns:
+        What removes the hooks when it is closed.
+    """
+    hooks = _OptimizerHooks(parameters, before, after)
+    attached = ExitStack()
+    for register, call in (
+        (register_optimizer_step_pre_hook, _OptimizerHooks.before),
+        (register_optimizer_step_post_hook, _OptimizerHooks.after),
+    ):
+        handle = register(_uncompiled(_OnOptimizer)(weakref.ref(hooks), call))
+        weakref.finalize(hooks, handle.remove)
+        attached.callback(handle.remove)
+    attached.callback(hooks.forget)  # which keeps them until then
     return attached
 
 
@@ -305,27 +325,6 @@ class _Hooks:
             self._watch_backward()
         self._callbacks.on_gradient(place, parameter)
 
-    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell of a step of an optimizer that holds a parameter of the plan.
-
-        Raises:
-            RunError: it is inside backward.
-        """
-        if not updates(optimizer, self._parameters):
-            return
-        if torch._C._current_graph_task_id() != NO_BACKWARD:
-            raise RunError(
-                "an optimizer stepped inside backward, where gradients are not "
-                "averaged over the ranks yet: step after backward, or in "
-                "engine.on_reduced"
-            )
-        self._callbacks.on_optimizer(optimizer)
-
-    def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell of the end of such a step."""
-        if updates(optimizer, self._parameters):
-            self._callbacks.on_updated(optimizer)
-
     @property
     def _expects_backward(self) -> bool:
         return self._callbacks.listening() and torch.is_grad_enabled()
@@ -370,13 +369,52 @@ class _End:
         self._call()
 
 
-class _OnOptimizer:
-    """The hook of all optimizers, unless the hooks' model is gone."""
+class _OptimizerHooks:
+    """Tell of the steps of those optimizers that hold parameters of the model."""
 
     def __init__(
         self,
-        hooks: weakref.ref[_Hooks],
-        hook: Callable[[_Hooks, torch.optim.Optimizer], None],
+        parameters: frozenset[nn.Parameter],
+        before: OnStep,
+        after: OnStep,
+    ) -> None:
+        self._parameters = parameters
+        self._before = before
+        self._after = after
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell of a step that begins.
+
+        Raises:
+            RunError: it is inside backward.
+        """
+        if not updates(optimizer, self._parameters):
+            return
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            raise RunError(
+                "an optimizer stepped inside backward, where gradients are not "
+                "averaged over the ranks yet: step after backward, or in "
+                "engine.on_reduced"
+            )
+        self._before(optimizer)
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell of the end of such a step."""
+        if updates(optimizer, self._parameters):
+            self._after(optimizer)
+
+    def forget(self) -> None:
+        """Tell of no more steps."""
+        self._parameters = frozenset()
+
+
+class _OnOptimizer:
+    """The hook of all optimizers, unless what it tells is gone."""
+
+    def __init__(
+        self,
+        hooks: weakref.ref[_OptimizerHooks],
+        hook: Callable[[_OptimizerHooks, torch.optim.Optimizer], None],
     ) -> None:
         self._hooks = hooks
         self._hook = hook

@@ -107,8 +107,6 @@ class Steps:
             on_backward_lost=self._on_backward_lost,
             on_gradient=self._on_gradient,
             on_backward_end=self._on_backward_end,
-            on_optimizer=self._on_optimizer,
-            on_updated=self._on_updated,
         )
 
     # What the engine asks for
@@ -296,7 +294,7 @@ class Steps:
         if self.setup.find_unused_parameters or self.current.is_complete:
             self._finish()
 
-    def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take part in the step even if this rank's loss used no parameter."""
         if self.setup.thread.is_current:  # in on_reduced
             return
@@ -308,7 +306,7 @@ class Steps:
         if pending and self.setup.find_unused_parameters:
             self._finish(late=True)
 
-    def _on_updated(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         self.awaits_update = False
         if self.setup.find_unused_parameters:
             groups = optimizer.param_groups
