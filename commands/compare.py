@@ -82,7 +82,7 @@ def compare(
     ):
 
         def watch(event: Event, engine: Engine) -> None:
-            what = f"{engine.plan.solver}, loss {event.loss:.4f}"
+            what = f"{engine.plan.label}, loss {event.loss:.4f}"
             progress(event.step, training.steps, what)
 
         options = Options(

@@ -31,7 +31,7 @@ from comm_plan.planner.solvers import (
 from comm_plan.plans.compression import METHODS, method
 from comm_plan.plans.document import MAX_RANKS, refused_as
 from comm_plan.plans.local import LocalSteps, steps_of
-from comm_plan.plans.plan import Plan
+from comm_plan.plans.plan import Plan, labelled
 
 if TYPE_CHECKING:
     from comm_plan.planner.prices import Prices
@@ -161,11 +161,9 @@ class Settings:
         """How many steps the ranks make to an exchange."""
         return steps_of(self.local_steps)
 
-    @property
-    def forced(self) -> str | None:
-        """What is forced upon every bucket, in words; None: nothing is."""
-        every = f"every {self.round_steps} steps" if self.local_steps else None
-        return " ".join(filter(None, (self.compressor, every))) or None
+    def label(self, solver: str) -> str:
+        """Return what the plan of ``solver`` is called (:func:`~.plan.labelled`)."""
+        return labelled(solver, self.compressor, self.local_steps)
 
     def ratio_limit(self, method: str) -> float:
         """Return how much ``method`` may leave out where nobody forces it; 1: no use.
@@ -279,11 +277,11 @@ class Problem:
     @cached_property
     def plain(self) -> Problem:
         """The problem of sending the gradients of every step as they are."""
-        if self.settings.local_steps is None:
+        plain = replace(self.settings, compressor=None, local_steps=None)
+        if plain == self.settings:
             return self.dense
-        every_step = replace(self.settings, local_steps=None)
         compute = Compute.of(self.prices.profile, self.world_size)
-        return replace(self.dense, compute=compute, settings=every_step)
+        return replace(self.dense, compute=compute, settings=plain)
 
     @property
     def extrapolated_from(self) -> int | None:

@@ -33,7 +33,7 @@ class Prediction:
 
     Attributes:
         solver: its name.
-        forced: what was forced upon it, in words; None: nothing was.
+        label: that, and what was forced upon every bucket.
         solution: its buckets.
         schedule: the iteration under them.
         of_bound: iteration_s as a multiple of the lower bound for dense traffic; a
@@ -42,7 +42,7 @@ class Prediction:
     """
 
     solver: str
-    forced: str | None
+    label: str
     solution: Solution
     schedule: Schedule
     of_bound: float
@@ -74,9 +74,9 @@ class Prediction:
         return max(option.ratio for option in self.solution.options)
 
     @property
-    def label(self) -> str:
-        """The solver's name, and what was forced upon it."""
-        return self.solver if self.forced is None else f"{self.solver}, {self.forced}"
+    def is_plain(self) -> bool:
+        """Whether nothing was forced upon it."""
+        return self.label == self.solver
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Summary:
         """
         row = self.row(solver)
         today = next(
-            (r for r in self.rows if r.solver == TODAY and r.forced is None), row
+            (r for r in self.rows if r.solver == TODAY and r.is_plain), row
         )
         fastest = self.rows[0]
         gain = _gain(row.iteration_s, today.iteration_s)
@@ -180,9 +180,9 @@ class Summary:
         Raises:
             InputError: it could not be run, and why.
         """
-        forced = self.problem.settings.forced
+        label = self.problem.settings.label(solver)
         for row in self.rows:
-            if (row.solver, row.forced) == (solver, forced):
+            if row.label == label:
                 return row
         raise InputError(self.left_out[solver])
 
@@ -196,7 +196,7 @@ class Summary:
         baselines = {
             other.solver: other.iteration_s
             for other in self.rows
-            if other.solver in BASELINES and other is not row and other.forced is None
+            if other.solver in BASELINES and other is not row and other.is_plain
         }
         return to_plan(
             self.problem,
@@ -237,7 +237,6 @@ def summarise(
     """
     bound = dense_lower_bound_s(problem)
     settings = problem.settings
-    forced = settings.forced
     asked = list(dict.fromkeys(solvers))
     for name in asked:
         chosen = settings.compressor
@@ -246,14 +245,14 @@ def summarise(
                 f"solver {name} chooses the compressor itself: leave {chosen!r} out, "
                 "or use solver optimal"
             )
-    runs = [(name, problem, forced) for name in asked]
+    runs = [(name, problem) for name in asked]
     runs += [
-        (name, problem.plain, None)
+        (name, problem.plain)
         for name in beside
-        if forced is not None or name not in asked
+        if name not in asked or settings.label(name) != name
     ]
     rows, left_out = [], {}
-    for name, posed, upon_it in runs:
+    for name, posed in runs:
         try:
             solution = SOLVERS[name](posed)
         except InputError as error:
@@ -262,7 +261,8 @@ def summarise(
         schedule = posed.simulate(solution)
         iterations = posed.settings.round_steps
         multiple = _multiple(schedule.iteration_s / iterations, bound)
-        rows.append(Prediction(name, upon_it, solution, schedule, multiple, iterations))
+        label = posed.settings.label(name)
+        rows.append(Prediction(name, label, solution, schedule, multiple, iterations))
     rows.sort(key=lambda row: row.iteration_s)
     return Summary(problem, tuple(rows), bound, left_out)
 
@@ -282,7 +282,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         lower_bound_s: for dense traffic.
         instead_of: what the buckets of ``threshold`` are called.
     """
-    plain = {row.solver: row for row in rows if row.forced is None}
+    plain = {row.solver: row for row in rows if row.is_plain}
     today, merged = plain[TODAY], plain[MERGED]
     dense = [row for row in plain.values() if row.largest_ratio == 1]
     fastest = min(dense, key=lambda row: row.iteration_s)
@@ -307,7 +307,7 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
             f"{best} faster than {instead_of}, and no dense plan beats "
             f"{units.seconds(lower_bound_s)}"
         )
-        if any(row.forced or not SOLVERS[row.solver].is_baseline for row in rows):
+        if any(not (row.is_plain and SOLVERS[row.solver].is_baseline) for row in rows):
             return f"nothing to gain: {text}"
         left = units.percent(today.exposed_s / today.iteration_s)
         return (

@@ -145,6 +145,12 @@ class Plan(Document):
         return self
 
     @property
+    def label(self) -> str:
+        """The solver's name, and what was forced upon every bucket."""
+        compressor = self.asked.get("compressor")
+        return labelled(self.solver, compressor and str(compressor), self.local_steps)
+
+    @property
     def is_dense(self) -> bool:
         """Whether no bucket is compressed."""
         return all(bucket.compressor.lossless for bucket in self.buckets)
@@ -158,6 +164,20 @@ class Plan(Document):
     def round_steps(self) -> int:
         """How many steps the ranks make to an exchange."""
         return steps_of(self.local_steps)
+
+
+def labelled(
+    solver: str, compressor: str | None = None, local_steps: LocalSteps | None = None
+) -> str:
+    """Return what a plan is called, such as ``optimal, fp16, 4 local steps``.
+
+    Args:
+        solver: its name.
+        compressor: what was forced upon every bucket; None: nothing was.
+        local_steps: the rounds that were asked for; None: an exchange every step.
+    """
+    rounds = None if local_steps is None else f"{local_steps.every} local steps"
+    return ", ".join(filter(None, (solver, compressor, rounds)))
 
 
 def _is_of_gradients(spec: CompressorSpec) -> bool:

@@ -42,7 +42,7 @@ def _bucket(index: int, bucket: Bucket) -> tuple[str, ...]:
 
 
 def _setting(plan: Plan) -> Iterator[Fact]:
-    yield "plan", f"{plan.solver} for {plan.model.name}"
+    yield "plan", f"{plan.label} for {plan.model.name}"
     yield "ranks", f"{plan.world_size} x {plan.backend}"
     yield from emulated(plan.emulated_link)
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)

@@ -20,6 +20,7 @@ from comm_plan.plans import (
     Evaluation,
     IterationTimes,
     Plan,
+    Predicted,
     RunRecord,
     Traffic,
 )
@@ -212,21 +213,27 @@ class EngineRecorder(Recorder):
     def _of_averaging(self, means_s: Sequence[float]) -> dict[str, Any]:
         """Return what the plan foresaw, and what its buckets did."""
         self._read_moments()
-        plan, last = self._plan, self._engine.plan
+        plan = self._plan
+        predicted, last = map(self._predicted, (plan, self._engine.plan))
         return {
-            "solver": plan.solver,
+            "solver": plan.label,
             "plan_sha256": plan.sha256,
             "skipped_steps": self._engine.skipped_steps,
             "local_steps": plan.local_steps,
             "iteration": _summary(_rounds(means_s, plan)),
-            "predicted_iteration_s": plan.predicted and plan.predicted.iteration_s,
-            "predicted_error_s": plan.predicted and plan.predicted.error_s,
+            "predicted_iteration_s": predicted and predicted.iteration_s,
+            "predicted_error_s": predicted and predicted.error_s,
             "traffic": self._traffic(),
             "timing": median_timing(_warm(self._step_seconds)),
-            "predicted_timing": last.predicted and last.predicted.timing,
+            "predicted_timing": last and last.timing,
             "replans": tuple(self._engine.replans),
             "following": self._engine.following,
         }
+
+    def _predicted(self, plan: Plan) -> Predicted | None:
+        """Return what ``plan`` foresaw, if it was for the link that there is."""
+        here = self._engine.transport.emulated_link
+        return plan.predicted if plan.emulated_link == here else None
 
     def _traffic(self) -> Traffic | None:
         if not self._sent_nbytes:

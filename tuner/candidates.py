@@ -204,7 +204,7 @@ def _in_rounds(
     )
     problem = make_problem(profile, network, settings)
     return [
-        _Posed(f"{name}, {local.every} local steps", name, problem)
+        _Posed(settings.label(name), name, problem)
         for name in (MERGED, CHOOSING)
     ]
 
@@ -235,7 +235,8 @@ def _posed(
         spec = problem.prices.expected(method(method_name)[0])
         if spec.lossless:
             continue
-        name = f"{MERGED}, {method_name}"
+        forced = replace(settings, compressor=method_name)
+        name = forced.label(MERGED)
         if spec.ratio > settings.max_ratio * evidence.SLACK:
             missing[name] = (
                 f"it leaves out {spec.ratio:.4g}x, above --max-ratio "
@@ -249,7 +250,6 @@ def _posed(
             )
             missing[name] = f"its accuracy is not known to be that of dense: {known}"
             continue
-        forced = replace(settings, compressor=method_name)
         try:
             posed.append(_Posed(name, MERGED, make_problem(profile, network, forced)))
         except InputError as error:

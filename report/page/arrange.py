@@ -154,10 +154,10 @@ def _trial_of(plan: Plan, tried: Sequence[Tried]) -> Tried | None:
 
 
 def _wanted(plan: Plan, tried: Tried | None) -> str:
-    """Return the name of the trial, or of the solver where that is another one."""
-    if tried is not None and tried[1].solver == plan.solver:
+    """Return the name of the trial, or its own where it was solved otherwise."""
+    if tried is not None and tried[1].label == plan.label:
         return tried[0].name
-    return plan.solver
+    return plan.label
 
 
 def _do_the_same(plan: Plan, other: Plan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comm_plan.plans import EmulatedLink
@@ -26,6 +27,7 @@ class Subject:
         plan: the plan itself.
         run: a run by it.
         baseline_run: the run that it is held against.
+        behind: the next fastest of the plans or runs beside it, and its time.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Subject:
     plan: ShownPlan | None = None
     run: ShownRun | None = None
     baseline_run: ShownRun | None = None
+    behind: tuple[str, float] | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -104,6 +107,7 @@ def fastest_run(given: Given) -> Subject | None:
         if run.record.solver == solver
     ]
     predicted_s = fastest.record.predicted_iteration_s
+    others = [(r.name, _median_s(r)) for r in alike if r is not fastest]
     baseline, baseline_s = "", None
     if today:
         baseline, baseline_s = today[0].name, _median_s(today[0])
@@ -119,7 +123,12 @@ def fastest_run(given: Given) -> Subject | None:
         fastest.plan,
         fastest,
         today[0] if today else None,
+        _fastest(others),
     )
+
+
+def _fastest(times: Sequence[tuple[str, float]]) -> tuple[str, float] | None:
+    return min(times, key=lambda each: each[1], default=None)
 
 
 def _median_s(run: ShownRun) -> float:
@@ -141,12 +150,14 @@ def _planned(given: Given) -> Subject | None:
         return None
     time_s, shown = min(times, key=lambda each: each[0])
     baseline, baseline_s = _predicted_baseline(shown)
+    others = [(each.name, seconds) for seconds, each in times if each is not shown]
     return Subject(
         shown.name,
         time_s,
         baseline=baseline,
         baseline_s=baseline_s,
         plan=shown,
+        behind=_fastest(others),
     )
 
 
@@ -154,7 +165,7 @@ def _predicted_baseline(shown: ShownPlan) -> tuple[str, float | None]:
     predicted = shown.plan.predicted
     if predicted is None:
         return "", None
-    if shown.plan.solver == TODAY:
+    if shown.plan.label == TODAY:
         return TODAY, predicted.iteration_s
     baseline_s = predicted.baselines.get(TODAY)
     return (TODAY, baseline_s) if baseline_s is not None else ("", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from comm_plan import units
+from comm_plan.plans.link import link_text
 from comm_plan.plans.plan import TODAY, WORTHWHILE
 from comm_plan.report.page.given import Forecast, Given
 from comm_plan.report.page.iterations import quartiles
@@ -36,6 +37,19 @@ def remarks(given: Given) -> Iterator[str]:
         yield f"Of the solvers it is {_predicted(given.forecast)}."
     if run is not None:
         yield from _noise(run)
+    for shown in given.plans:
+        if shown.plan.local_steps is not None:
+            yield (
+                f"By {shown.name} the ranks train alone between their exchanges: that "
+                "is another algorithm, hold its loss against that of the others."
+            )
+    for ran in given.runs:
+        plan, link = ran.plan and ran.plan.plan, ran.record.emulated_link
+        if plan is not None and plan.emulated_link != link:
+            yield (
+                f"{ran.name} ran on {link_text(link)}, its plan was predicted for "
+                f"{link_text(plan.emulated_link)}: do not compare the two."
+            )
     for shown in given.plans:
         predicted = shown.plan.predicted
         if predicted and predicted.extrapolated_from:
@@ -78,9 +92,13 @@ def _gain(subject: Subject) -> str:
             f"{subject.baseline}, any difference in time is noise"
         )
     if subject.is_baseline and subject.baseline_s is not None:
+        behind = ""
+        if subject.behind is not None and subject.baseline_s:
+            name, seconds = subject.behind
+            behind = f"; {name} takes {units.times(seconds / subject.baseline_s)} that"
         return (
             f"nothing is gained: no plan is faster than {subject.baseline} "
-            f"({units.seconds(subject.baseline_s)}, {how})"
+            f"({units.seconds(subject.baseline_s)}, {how}){behind}"
         )
     if subject.speedup is None or subject.baseline_s is None:
         own_s = subject.measured_s or subject.predicted_s or 0.0
@@ -91,6 +109,9 @@ def _gain(subject: Subject) -> str:
         )
     baseline = f"{subject.baseline} ({units.seconds(subject.baseline_s)}, {how})"
     gain = 1 - 1 / subject.speedup
+    if gain < -WORTHWHILE:
+        times = units.times(1 / subject.speedup)
+        return f"{subject.name} loses: it takes {times} the time of {baseline}"
     if gain <= WORTHWHILE:
         return (
             f"nothing is gained: {subject.name} is {units.percent(max(gain, 0.0))} "

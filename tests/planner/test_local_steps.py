@@ -74,22 +74,22 @@ def test_baselines_average_every_gradient():
     profile, ranks = model(3), network(1e-7)
     summary = summarise(make_problem(profile, ranks, settings()), ["optimal"])
     without = summarise(make_problem(profile, ranks), ["optimal"])
-    plain = {row.solver: row.iteration_s for row in summary.rows if row.forced is None}
+    plain = {row.solver: row.iteration_s for row in summary.rows if row.is_plain}
     assert plain == {row.solver: row.iteration_s for row in without.rows}
     assert set(plain) == set(BASELINES)
     assert summary.lower_bound_s == without.lower_bound_s
     assert summary.alone_s == without.alone_s
     row = summary.row("optimal")
-    assert row.label == "optimal, every 4 steps"
+    assert row.label == "optimal, 4 local steps"
     assert row is summary.rows[0]
     assert summary.plan("optimal").predicted.baselines == plain
-    assert summary.verdict.startswith("meet less often: optimal, every 4 steps takes")
+    assert summary.verdict.startswith("meet less often: optimal, 4 local steps takes")
     assert "less time" in summary.judgement("optimal")
 
 
 def test_a_forced_compressor_is_named_with_them():
     posed = make_problem(model(3), network(1e-7), settings(compressor="fp16"))
-    assert summarise(posed, ["optimal"]).rows[0].label == "optimal, fp16 every 4 steps"
+    assert summarise(posed, ["optimal"]).rows[0].label == "optimal, fp16, 4 local steps"
 
 
 def test_longer_rounds_are_faster():

@@ -8,6 +8,7 @@ import pytest
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.plans import Bucket, EmulatedLink
+from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
@@ -73,10 +74,47 @@ def test_runs_are_held_against_ddp_itself_rather_than_a_plan_of_its_buckets():
     assert "no plan is faster than ddp" in said(*runs[:2], ddp(0.04))
 
 
-@pytest.mark.parametrize("optimal_s", [0.0597, 0.06, 0.07])
+@pytest.mark.parametrize("optimal_s", [0.0597, 0.06, 0.0605])
 def test_a_gain_within_a_percent_is_none(optimal_s):
     runs = build.run(OPTIMAL, [optimal_s] * 3), build.run(THRESHOLD, [0.06] * 3)
     assert said(*runs).startswith("nothing is gained")
+
+
+def test_what_loses_is_named_with_how_much():
+    runs = build.run(OPTIMAL, [0.09] * 3), build.run(THRESHOLD, [0.06] * 3)
+    assert said(*runs) == (
+        "nothing is gained: no plan is faster than threshold (60.0 ms, measured); "
+        "optimal takes 1.50x that; measured 60.0 ms an iteration, 1.20x the predicted "
+        "50.0 ms"
+    )
+    slow = build.plan(PROFILE, iteration_s=0.1, baselines={"threshold": 0.05})
+    assert said(slow) == (
+        "optimal loses: it takes 2.00x the time of threshold (50.0 ms, predicted)"
+    )
+    assert "optimal takes 2.00x that" in said(slow, THRESHOLD)
+
+
+def test_what_is_forced_upon_a_plan_is_in_its_name():
+    forced = OPTIMAL.model_copy(update={"asked": {"compressor": "fp16"}})
+    assert said(forced).startswith("optimal, fp16 takes 20.0 % less time")
+    bucketed = THRESHOLD.model_copy(update={"asked": {"compressor": "fp16"}})
+    runs = build.run(OPTIMAL, [0.045] * 3), build.run(bucketed, [0.06] * 3)
+    assert "give a plan of solver threshold as well" in said(*runs)
+
+
+def test_local_steps_are_said_to_be_another_algorithm():
+    plan = OPTIMAL.model_copy(update={"local_steps": LocalSteps(every=4)})
+    assert said(plan).startswith("optimal, 4 local steps takes 20.0 % less time")
+    (remark,) = remarks(given(plan))
+    assert "another algorithm" in remark
+
+
+def test_a_run_on_another_link_than_its_plan_is_remarked():
+    run = build.run(OPTIMAL, [0.045] * 3)
+    link = EmulatedLink.parse("100mbit")
+    elsewhere = run.model_copy(update={"emulated_link": link})
+    assert not any("do not compare" in each for each in remarks(given(OPTIMAL, run)))
+    assert any("do not compare" in e for e in remarks(given(OPTIMAL, elsewhere)))
 
 
 def test_a_difference_between_runs_of_the_same_buckets_is_noise():

@@ -240,7 +240,7 @@ def run(
     )
     parts = {
         "workload": plan.model.name,
-        "solver": plan.solver,
+        "solver": plan.label,
         "plan_sha256": plan.sha256,
         "model_fingerprint": plan.model.fingerprint,
         "backend": plan.backend,
