@@ -176,8 +176,8 @@ def gains() -> Section:
             )
     return Section(
         "Table VII: gains on 32 workers",
-        "Published ones follow from the printed throughputs (the table itself rounds "
-        "AlexNet's down, to 12.8x). "
+        "Published ones follow from the printed throughputs (the table itself prints "
+        "12.8x for AlexNet, as unrounded ones may give). "
         "By the model, with Fig. 11's time to select. The networks come in "
         "the printed order, over dense and over top-k; the gains are "
         "smaller because the modelled link is faster than what Table VII implies. "
