@@ -43,7 +43,9 @@ def solve(problem: Problem) -> Solution:
     enough_s = _sent_s(problem, alone) * (1 + ROUNDING)
     finish = [0.0] + [float("inf")] * len(problem)
     starts: list[list[int]] = []
-    while finish[-1] > enough_s:
+    for _ in range(len(problem)):
+        if finish[-1] <= enough_s:
+            break
         finish, start = _with_one_more(problem, finish)
         starts.append(start)
         if finish[-1] + problem.compute.update_s > limit_s:

@@ -58,6 +58,7 @@ class Option:
         allowed: [L] which tensors may go this way.
         rows_s: [L] the seconds of gathering the rows of tensors whose gradients are
             sparse, each of which is a bucket of its own; NaN for all others.
+        rows_startup_s: what of that it takes without rows.
     """
 
     compressor: Spec
@@ -69,6 +70,7 @@ class Option:
     bucket_s: float
     allowed: BoolArray
     rows_s: FloatArray
+    rows_startup_s: float
 
     def communicate_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:
         """Return the seconds of all collective calls for buckets ``start..stop``."""
@@ -94,7 +96,9 @@ class Option:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return how long buckets ``start..stop`` start up, travel and are decoded."""
         channel = self.communicate_s(start, stop)
-        startup = np.minimum(self.startup_s, channel)
+        dense = np.isnan(self.rows_s[start])
+        each = np.where(dense, self.startup_s, self.rows_startup_s)
+        startup = np.minimum(each, channel)
         return startup, channel - startup, self._coding_s(start, stop)
 
     def _coding_s(self, start: IntArray | int, stop: IntArray | int) -> FloatArray:

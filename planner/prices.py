@@ -217,6 +217,7 @@ class Prices:
             bucket_s=bucket_s,
             allowed=np.array(self.allowed(spec)),
             rows_s=self._rows_s,
+            rows_startup_s=self._rows_startup_s,
         )
 
     def allowed(self, spec: Spec) -> list[bool]:
@@ -252,6 +253,12 @@ class Prices:
             InputError: there are some, and the network says nothing about all-gather.
         """
         return np.array([self._gathering_s(t) for t in self.profile.tensors])
+
+    @property
+    def _rows_startup_s(self) -> float:
+        """What of those seconds there would be without rows: of both all-gathers."""
+        has_rows = any(tensor.rows is not None for tensor in self.profile.tensors)
+        return 2 * self.curve("allgather").startup_s if has_rows else 0.0
 
     def _gathering_s(self, tensor: TensorTiming) -> float:
         if tensor.rows is None:

@@ -303,8 +303,9 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
     compressed = np.cumsum(times.compress_s)
     alone = compute.ready_s[stops - 1] + compressed
     end_s = compute.backward_end_s + float(compressed[-1])
-    ready_s, start_s, finish_s = [], [], []
+    start_s, finish_s = [], []
     free_s, lost_s = 0.0, 0.0
+    done_s, clock_s = [0.0], [0.0]  # of the computation, and when that is
     rates_beside = compute.rates_beside(float(compressed[-1]))
     for alone_s, handoff_s, startup_s, transfer_s, codec_s in zip(
         alone.tolist(),
@@ -314,17 +315,22 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
         times.codec_s.tolist(),
         strict=True,
     ):
-        ready_s.append(alone_s + lost_s)
-        free_s = max(free_s, ready_s[-1] + handoff_s)
+        free_s = max(free_s, alone_s + lost_s + handoff_s)
         start_s.append(free_s)
         for seconds, rates in phases(rates_beside, startup_s, transfer_s, codec_s):
             left_s = max(0.0, end_s + lost_s - free_s)
             takes_s, loses_s = beside(seconds, left_s, rates, min)
+            if loses_s:
+                both_s = loses_s / (1 - rates.compute)
+                clock_s += [free_s, free_s + both_s]
+                done_s += [free_s - lost_s, free_s + both_s - lost_s - loses_s]
             free_s += takes_s
             lost_s += loses_s
         finish_s.append(free_s)
+    clock_s.append(end_s + lost_s)
+    done_s.append(end_s)
     return _Passage(
-        np.array(ready_s),
+        np.interp(alone, done_s, clock_s),
         np.array(start_s),
         np.array(finish_s),
         compute_end_s=end_s + lost_s,

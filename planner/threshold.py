@@ -11,7 +11,8 @@ dtype has its own sequence of caps, of which the last one stays.
 Where dtypes alternate, :mod:`comm_plan.planner.order` brings together what DDP would.
 
 Differences from the peers: where each dtype comes in one stretch, what is left of it is
-sent when the next begins, which DDP does at the end of backward. Horovod also sends
+sent when the next begins, which DDP does at the end of backward; and so it is where a
+sparse gradient comes in between. Horovod also sends
 whatever is ready after each cycle time and never overfills its buffer; that depends on
 run-time races and is left out.
 """

@@ -66,8 +66,8 @@ def _iteration_s(
     """Return what ``solution`` would take at other costs."""
     prices = problem.prices.at(profile, network)
     priced = {
-        id(option): prices.option(option.compressor, option.collective)
-        for option in solution.options
+        key: prices.option(option.compressor, option.collective)
+        for key, option in {id(option): option for option in solution.options}.items()
     }
     options = tuple(priced[id(option)] for option in solution.options)
     times = Solution(solution.stops, options).times()

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import mul
 
 import torch
 
@@ -28,7 +29,7 @@ from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
-from comm_plan.plans import Following, Network, Plan, Profile, Replan, Timing
+from comm_plan.plans import Bucket, Following, Network, Plan, Profile, Replan, Timing
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.second_moments.choice import needed
@@ -271,10 +272,14 @@ class Adaptation:
 def _sent(plan: Plan, profile: Profile) -> float:
     """Return how much of the gradients ``plan`` sends, in whole elements."""
     numel = {tensor.name: tensor.numel for tensor in profile.tensors}
-    return sum(
-        sum(numel[name] for name in bucket.tensors) / bucket.compressor.ratio
-        for bucket in plan.buckets
-    )
+
+    def sent(bucket: Bucket) -> float:
+        spec, numels = bucket.compressor, [numel[name] for name in bucket.tensors]
+        if not spec.selects_by_tensor:
+            return sum(numels) / spec.ratio
+        return sum(map(mul, numels, spec.densities(len(numels))))
+
+    return sum(map(sent, plan.buckets))
 
 
 def _predicted_s(plan: Plan) -> float:

@@ -5,20 +5,24 @@ import pytest
 
 from comm_plan.planner import SOLVERS, Settings, make_problem, solve
 from comm_plan.planner.predict import predict
-from comm_plan.plans import Dense
+from comm_plan.plans import Contention, Dense, Rates
 
 RANKS, ROWS = 8, 20
 ALPHA_S, BETA_S = 1e-3, 1e-8
 
 
-def problem(build, **settings):
+HALF = Rates(compute=0.5, channel=0.5)
+
+
+def problem(build, contention=None, **settings):
     numels = [4000, 90_000, 4000, 4000]
     methods = ("dense", "topk", "model_topk")
     costs = build.compression(**dict.fromkeys(methods, (1e-5, 1e-9)))
     profile = build.profile([1e-3] * 4, numels, compression=costs)
     tensors = [*profile.tensors]
     tensors[1] = tensors[1].model_copy(update={"rows": ROWS, "shape": (900, 100)})
-    profile = profile.model_copy(update={"tensors": tuple(tensors)})
+    changes = {"tensors": tuple(tensors), "contention": contention}
+    profile = profile.model_copy(update=changes)
     line = build.fit((0, ALPHA_S, BETA_S))
     network = build.network(RANKS, allreduce=line, allgather=line)
     return make_problem(profile, network, Settings(**settings))
@@ -46,13 +50,15 @@ def test_the_time_is_that_of_gathering_lengths_and_rows(build):
     assert float(option.communicate_s(1, 2)) == pytest.approx(expected)
     times = option.phases_s(np.array([0, 1]), np.array([1, 2]))
     assert sum(times)[1] == pytest.approx(expected)
+    assert times[0].tolist() == pytest.approx([ALPHA_S, 2 * ALPHA_S])
     assert option.compressor == Dense()
 
 
+@pytest.mark.parametrize("contention", [None, Contention(world_size=2, startup=HALF)])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_solver_prices_rows_as_the_plan_is_priced(build, solver):
+def test_a_solver_prices_rows_as_the_plan_is_priced(build, solver, contention):
     """Not with what copying the whole table costs."""
-    posed = problem(build)
+    posed = problem(build, contention=contention)
     plan = solve(posed, solver)
     again = predict(plan, posed.prices.profile, posed.prices.network)
     first, second = plan.predicted.iteration_s, again.predicted.iteration_s

@@ -73,6 +73,14 @@ def test_what_goes_on_beside_each_other_is_slowed_at_the_measured_rates():
     assert timeline.compute_end_s == 5.5  # a quarter of two seconds is lost
 
 
+def test_a_gradient_that_gets_ready_beside_a_message_is_late_by_what_was_lost_so_far():
+    contention = _contention(transfer=(0.5, 1.0))
+    compute = Compute(np.array([1.0, 3.0, 20.0]), 20.0, 0.0, contention=contention)
+    timeline = simulate(compute, np.array([1, 2, 3]), _times([10, 1, 1]))
+    assert timeline.start_s.tolist() == [1.0, 11.0, 25.5]
+    assert timeline.ready_s.tolist() == [1.0, 5.0, 25.5]  # at half the pace from 1 on
+
+
 def test_beside_compression_other_rates_count_by_its_share():
     """Of two seconds of backward and two of compression."""
     compressing = PhaseRates(transfer=Rates(compute=0.5, channel=0.5))

@@ -20,12 +20,19 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen
 from comm_plan.planner.predict import predict
 from comm_plan.plans import EmulatedLink, LocalSteps
+from comm_plan.plans.compression import TopK
 from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
-from comm_plan.tuner.adaptation import AS_EXPECTED, SETTLING, Adaptation, _Proposal
+from comm_plan.tuner.adaptation import (
+    AS_EXPECTED,
+    SETTLING,
+    Adaptation,
+    _Proposal,
+    _sent,
+)
 from comm_plan.workloads.replay import Replay
 
 RANKS = 3
@@ -214,6 +221,18 @@ def proposal(plan, **changes):
         "reason": "a test",
     }
     return _Proposal(**fields | changes)
+
+
+def test_what_a_plan_sends_is_counted_tensor_by_tensor():
+    plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "single")
+    assert _sent(plan, PROFILE) == 360_000
+    (bucket,) = plan.buckets
+    mixed = TopK(density=(1.0,) + (0.01,) * 5)
+    buckets = (
+        bucket.model_copy(update={"compressor": mixed, "collective": "allgather"}),
+    )
+    sent = _sent(plan.model_copy(update={"buckets": buckets}), PROFILE)
+    assert sent == pytest.approx(60_000 + 5 * 600)
 
 
 def test_a_plan_that_this_run_cannot_go_on_by_is_left(caplog):
