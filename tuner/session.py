@@ -144,7 +144,8 @@ class Session:
     def _decided(self, trials: Sequence[Trial]) -> tuple[str, str]:
         """Return the name of the plan to run, and the advice.
 
-        Where the loss decides, a lossy plan is not run before it was judged.
+        Where nothing was measured, no other plan takes the baseline's place; where the
+        loss decides, no lossy one that it did not judge.
         """
         if self._judging.verdict is not None:
             return self._judging.verdict
@@ -153,9 +154,9 @@ class Session:
             eligible = [trial for trial in trials if by_time or trial.lossless]
             best = min(eligible, key=lambda trial: trial.predicted_s)
             which = "best" if by_time else "best of the dense plans"
-            return best.name, (
-                f"--budget {self._options.budget_s:g} leaves no time for a trial, "
-                f"nothing was measured: give more; {best.name} is predicted {which}"
+            return trials[0].name, (
+                f"keep DDP's buckets: --budget {self._options.budget_s:g} leaves no "
+                f"time for a trial: give more; {best.name} is predicted {which}"
             )
         if by_time:
             winner = advice.fastest(trials)

@@ -485,10 +485,23 @@ def test_a_short_budget_judges_fewer_plans_by_fewer_seeds(instant, tmp_path):
     assert " seed" in tuning.advice
 
 
-def test_a_budget_that_ends_before_any_trial_leaves_a_dense_plan(instant, tmp_path):
-    tuning, _ = tuned(tmp_path, **BY_LOSS | {"budget_s": 1e-3})
-    assert tuning.trial(tuning.winner).lossless
-    assert "predicted best of the dense plans" in tuning.advice
+@pytest.mark.parametrize(
+    ("options", "predicted"),
+    [
+        ({"settings": Settings(accuracy="loss"), "network": SLOW}, "best"),
+        (BY_LOSS, "best of the dense plans"),
+    ],
+)
+def test_a_budget_that_ends_before_any_trial_leaves_ddps_buckets(
+    instant, tmp_path, options, predicted
+):
+    tuning, _ = tuned(tmp_path, **options | {"budget_s": 1e-3})
+    fastest = min(tuning.trials, key=lambda trial: trial.predicted_s)
+    assert not fastest.lossless
+    assert tuning.winner == "threshold"
+    assert Plan.load(tmp_path / "plan.json").solver == "threshold"
+    assert tuning.advice.startswith("keep DDP's buckets: --budget 0.001 leaves no time")
+    assert tuning.advice.endswith(f" is predicted {predicted}")
 
 
 def test_plans_are_for_the_link_that_they_were_tried_on(instant, tmp_path, caplog):
