@@ -73,33 +73,47 @@ def best_bus_bandwidth(network: Network) -> float:
 
     Of all-reduce at all sizes, those beyond the last sample included, so that no
     predicted dense plan is faster than a link of this speed allows. Of the other
-    collectives only in the long run: the buffers and token buckets of a link let short
-    messages through faster than the link is, which would make the bound needlessly low.
+    collectives only the lasting one.
     """
-    rates = [0.0]
-    for name, cost in network.collectives.items():
-        curve = measured(cost)
-        if name != "allreduce":
-            curve = _in_the_long_run(curve, cost)
-        rates.append(bus_rate(name, curve, network.world_size))
+    rates = [lasting_bus_bandwidth(network)]
+    if (cost := network.collectives.get("allreduce")) is not None:
+        rate = measured(cost).best_rate
+        rates.append(bus_rate("allreduce", rate, network.world_size))
     return max(rates)
 
 
-def bus_rate(collective: str, curve: CostCurve, world_size: int) -> float:
-    """Return the best bus bandwidth of a curve at any size, in bytes/s.
+def lasting_bus_bandwidth(network: Network) -> float:
+    """Return the best bus bandwidth of all collectives' long messages, in bytes/s.
+
+    The buffers and token buckets of a link let short messages through faster than the
+    link is. Where none is long, the longest that was measured counts: what the fit says
+    beyond, nobody has seen.
+    """
+    rates = (
+        bus_rate(name, _lasting_rate(cost), network.world_size)
+        for name, cost in network.collectives.items()
+    )
+    return max(rates, default=0.0)
+
+
+def bus_rate(collective: str, bytes_per_s: float, world_size: int) -> float:
+    """Return the bus bandwidth of a collective of so many bytes a second, in bytes/s.
 
     0 for a collective that has none, and for one rank, which sends nothing.
     """
     bus_factor = COLLECTIVES[collective].bus_factor
     if bus_factor is None or world_size == 1:
         return 0.0
-    return bus_factor(world_size) * curve.best_rate
+    return bus_factor(world_size) * bytes_per_s
 
 
-def _in_the_long_run(curve: CostCurve, cost: CollectiveCost) -> CostCurve:
-    """Return ``curve`` from :data:`LONG_NBYTES` or the largest sample on."""
+def _lasting_rate(cost: CollectiveCost) -> float:
+    """Return the best rate from :data:`LONG_NBYTES` on, else the largest sample's."""
+    curve = measured(cost)
     largest = cost.samples[-1].nbytes if cost.samples else LONG_NBYTES
-    start = min(LONG_NBYTES, largest)
-    first = int(np.searchsorted(curve.starts, start, side="right")) - 1
-    starts = np.append(start, curve.starts[first + 1 :])
-    return CostCurve(starts, curve.alpha_s[first:], curve.beta_s_per_byte[first:])
+    if largest < LONG_NBYTES:
+        return largest / float(curve(largest))
+    first = int(np.searchsorted(curve.starts, LONG_NBYTES, side="right")) - 1
+    starts = np.append(LONG_NBYTES, curve.starts[first + 1 :])
+    long = CostCurve(starts, curve.alpha_s[first:], curve.beta_s_per_byte[first:])
+    return long.best_rate

@@ -11,7 +11,11 @@ from comm_plan import units
 from comm_plan.collectives.registry import check_known
 from comm_plan.errors import InputError
 from comm_plan.planner import evidence
-from comm_plan.planner.collective_cost import best_bus_bandwidth, bus_rate
+from comm_plan.planner.collective_cost import (
+    best_bus_bandwidth,
+    bus_rate,
+    lasting_bus_bandwidth,
+)
 from comm_plan.planner.order import sending_order
 from comm_plan.planner.prices import Prices
 from comm_plan.planner.problem import Problem, Settings, Solution
@@ -194,14 +198,16 @@ def dense_lower_bound_s(problem: Problem) -> float:
         problem.world_size,
         problem.prices,
     )
-    measured = best_bus_bandwidth(prices.network)
+    lasting = lasting_bus_bandwidth(prices.network)
     if link is None:
-        carried = bus_rate("allreduce", prices.curve("allreduce"), ranks)
-        link = max(measured, carried)
-    elif link < (1 - FASTER_BY_CHANCE) * measured:
+        rate = prices.curve("allreduce").best_rate
+        carried = bus_rate("allreduce", rate, ranks)
+        link = max(best_bus_bandwidth(prices.network), carried)
+    elif link < (1 - FASTER_BY_CHANCE) * lasting:
         raise InputError(
-            f"a link of {units.bits_per_s(8 * link)} cannot carry what was measured, "
-            f"{units.bits_per_s(8 * measured)}: give its own speed, or none"
+            f"a link of {units.bits_per_s(8 * link)} is slower than the longest "
+            f"measured messages were, {units.bits_per_s(8 * lasting)}: give its own "
+            "speed, or none"
         )
     compute = Compute.of(problem.given, ranks)
     nbytes = np.array([_nbytes(tensor, ranks) for tensor in problem.given.tensors])

@@ -111,6 +111,42 @@ def test_the_largest_sample_counts_where_none_is_long(build):
     assert best_bus_bandwidth(network) == pytest.approx(2**20 / 8e-3)
 
 
+def with_samples(largest_nbytes, rate):
+    """Return a cost of samples at ``rate`` bytes/s, and a fit ten times as fast."""
+    points = (largest_nbytes // 2, largest_nbytes)
+    samples = documents.samples(*((n, n / rate) for n in points)).samples
+    return documents.fit((0, 0.0, 0.1 / rate)).model_copy(update={"samples": samples})
+
+
+@pytest.mark.parametrize(("largest_nbytes", "times"), [(2**13, 1), (2**24, 10)])
+def test_a_fit_tells_a_links_speed_only_beyond_long_samples(
+    build, largest_nbytes, times
+):
+    cost = with_samples(largest_nbytes, LINE)
+    network = build.network(4, allreduce=SLOW, point_to_point=cost)
+    assert best_bus_bandwidth(network) == pytest.approx(times * LINE)
+
+
+def solved_for_a_link(network, bytes_per_s):
+    profile = documents.profile([1e-3], [50_000])
+    return planned(profile, network, link_bytes_per_s=bytes_per_s)
+
+
+def test_a_link_may_be_slower_than_what_a_fit_expects_of_longer_messages(build):
+    network = build.network(2, allreduce=with_samples(2**13, LINE))
+    predicted = solved_for_a_link(network, LINE).predicted
+    assert (
+        predicted.lower_bound_s
+        > solved_for_a_link(network, None).predicted.lower_bound_s
+    )
+
+
+def test_a_link_slower_than_its_longest_messages_is_refused(build):
+    network = build.network(2, allreduce=with_samples(2**13, LINE))
+    with pytest.raises(InputError, match="8 Mbit/s is slower than .* were, 1 Gbit/s"):
+        solved_for_a_link(network, 1e6)
+
+
 def test_no_dense_plan_is_predicted_below_the_bound_even_with_bursts(build):
     bursts = build.samples(*((n, _through_a_token_bucket(n)) for n in POWERS))
     network = build.network(2, allreduce=bursts)
