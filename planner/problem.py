@@ -277,9 +277,7 @@ class Problem:
     @cached_property
     def plain(self) -> Problem:
         """The problem of sending the gradients of every step as they are."""
-        plain = replace(
-            self.settings, compressor=None, options={}, local_steps=None
-        )
+        plain = replace(self.settings, compressor=None, options={}, local_steps=None)
         if plain == self.settings:
             return self.dense
         compute = Compute.of(self.prices.profile, self.world_size)

@@ -147,9 +147,7 @@ class Summary:
             InputError: it could not be made, and why.
         """
         row = self.row(solver)
-        today = next(
-            (r for r in self.rows if r.solver == TODAY and r.is_plain), row
-        )
+        today = next((r for r in self.rows if r.solver == TODAY and r.is_plain), row)
         fastest = self.rows[0]
         gain = _gain(row.iteration_s, today.iteration_s)
         if row is today:

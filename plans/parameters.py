@@ -16,16 +16,20 @@ COMPILED = "_orig_mod."
 """What ``torch.compile`` puts before the names of the parameters of what it wraps."""
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, tied weights once, by name.
+def named(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters, tied weights once, by name.
 
     A compiled model has the names of the model itself.
     """
     return {
         name.replace(COMPILED, ""): parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
     }
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return those of :func:`named` that get gradients now."""
+    return {name: p for name, p in named(model).items() if p.requires_grad}
 
 
 def numel_of(parameters: Mapping[str, nn.Parameter]) -> int:

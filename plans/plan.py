@@ -147,8 +147,9 @@ class Plan(Document):
     @property
     def label(self) -> str:
         """The solver's name, and what was forced upon every bucket."""
-        compressor = self.asked.get("compressor")
-        return labelled(self.solver, compressor and str(compressor), self.local_steps)
+        forced = self.asked.get("compressor")
+        compressor = None if forced is None else str(forced)
+        return labelled(self.solver, compressor, self.local_steps)
 
     @property
     def is_dense(self) -> bool:

@@ -62,7 +62,7 @@ def handing_over(parameters: Iterable[nn.Parameter]) -> Iterator[list[float]]:
             if handed_s - before_s > IDLE_S:
                 thread.submit(take, handed_s)
 
-        for parameter in parameters:
+        for parameter in (p for p in parameters if p.requires_grad):
             handle = parameter.register_post_accumulate_grad_hook(hand_over)
             hooks.callback(handle.remove)
         yield lags_s

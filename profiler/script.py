@@ -63,6 +63,7 @@ from comm_plan.runtime.hooks import (
     attach_to_optimizers,
     copyable,
 )
+from comm_plan.runtime.ownership import owners_of
 from comm_plan.runtime.second_moments.choice import parts_of
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.allocator import keep_memory
@@ -95,9 +96,9 @@ class profile:
         profile: the profile, once the block has ended.
 
     Raises:
-        InputError: the model is wrapped in DDP, or has nothing to be planned, or
-            ``output`` cannot be written; at the end of the block, fewer than 13 steps
-            (on a CPU 16).
+        InputError: the model is wrapped in DDP, has an engine, or nothing to be
+            planned, or ``output`` cannot be written; at the end of the block, fewer
+            than 13 steps (on a CPU 16).
         MismatchError: the ranks have different models.
     """
 
@@ -117,6 +118,11 @@ class profile:
             raise InputError(
                 "the model is wrapped in DistributedDataParallel, whose communication "
                 "is no part of a profile: profile the model before it is wrapped"
+            )
+        if owners_of(model):
+            raise InputError(
+                "the model has an engine, whose communication is no part of a "
+                "profile: close the engine first, or profile before parallelize"
             )
         self._name = name or type(model).__name__
         self._parameters = trainable(model)
@@ -222,11 +228,11 @@ class _Steps:
             on_backward=self._on_backward,
             on_gradient=self._on_gradient,
             on_backward_end=self._on_backward_end,
+            on_any_forward=self._forget_failed,
+            on_backward_lost=self._forget_failed,
         )
         hooks = attach(model, places, callbacks)
-        hooks.enter_context(
-            attach_to_optimizers(self._own, after=self._on_updated)
-        )
+        hooks.enter_context(attach_to_optimizers(self._own, after=self._on_updated))
         counting = model.register_forward_pre_hook(
             copyable(self._count), with_kwargs=True
         )
@@ -274,6 +280,13 @@ class _Steps:
             return
         self._begun = True
         self._watch.mark(FORWARD)
+
+    def _forget_failed(self) -> None:
+        """Begin the step once more whose backward raised, so that it has no end."""
+        if self._graph_task is not None:
+            self._graph_task = None
+            self._begun = False
+            self._samples = 0
 
     def _on_backward(self, graph_task: int) -> bool:
         if self._graph_task is not None:

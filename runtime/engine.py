@@ -206,7 +206,7 @@ class Engine(Joinable):
                 scaler=grad_scaler,
             )
             self._execute(plan)
-            self._momentum.begin(self.remembered())
+            self._momentum.begin(self.remembered(), self._steps.scale)
             self._on_optimizers = attach_to_optimizers(
                 frozenset(trainable(model).values()),
                 before=self._steps.on_optimizer,
@@ -227,18 +227,27 @@ class Engine(Joinable):
 
     @property
     def skipped_steps(self) -> int:
-        """How many of them every rank skipped, for inf or NaN."""
+        """How many of them had no means on any rank.
+
+        For inf or NaN, for a backward that failed, or by :meth:`skip_step`.
+        """
         return self._steps.skipped
 
     @property
     def last_step_skipped(self) -> bool:
-        """Whether the last one was."""
+        """Whether the last one had none."""
         return self._steps.last_skipped
 
     @property
     def last_moments(self) -> Moments | None:
         """When what happened in the last step; None before the first."""
         return self._steps.last_moments
+
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether second moments come from parts of each batch, one by one."""
+        moments = self._steps.setup.second_moments
+        return moments is not None and moments.of_parts
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:
@@ -324,7 +333,7 @@ class Engine(Joinable):
         for place in _places(self.plan):
             step.add(place, rounds.begins[place.name])
         self._steps.end_without_update()
-        rounds.end()  # which is the update
+        rounds.end(undone=self.last_step_skipped)  # which is the update
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

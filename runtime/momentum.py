@@ -115,13 +115,9 @@ class TakenMomentum:
 
         Nor does the step follow that failed: groups show the user's options again.
         """
-        self._restore()
-        change, self._change = self._change, None
+        change = self._give_back()
         if change is None:
             return
-        for parameter, velocity in change.to_buffers.items():
-            if self.of(parameter).factor:
-                self._fill_buffer(parameter, velocity / change.scale)
         for parameter, velocity in change.to_velocities.items():
             state = self._optimizer.state.get(parameter, {})
             buffer = state.pop("momentum_buffer", None)
@@ -130,10 +126,20 @@ class TakenMomentum:
         self.before_compression = change.before_compression
 
     def close(self) -> None:
-        """Leave the optimizer as it was."""
+        """Leave the optimizer as it was, with what was to go to its buffers."""
         for hook in self._hooks:
             hook.remove()
+        self._give_back()
+
+    def _give_back(self) -> ChangeOfSides | None:
+        """Restore the groups, fill the buffers; return what was to change, if any."""
         self._restore()
+        change, self._change = self._change, None
+        if change is not None:
+            for parameter, velocity in change.to_buffers.items():
+                if self.of(parameter).factor:
+                    self._fill_buffer(parameter, velocity / change.scale)
+        return change
 
     def _group_of(self, parameter: nn.Parameter) -> dict[str, Any] | None:
         if parameter not in self._places:  # add_param_group may have been called

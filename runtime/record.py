@@ -43,14 +43,12 @@ class Recorder:
 
     Args:
         model: what is trained.
-
-    Attributes:
-        evaluations: what rank 0 found.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.evaluations: list[Evaluation] = []
         self._model = model
+        self._fingerprint = model_fingerprint(model)  # some may be frozen at the end
+        self._evaluations: list[Evaluation] = []
         self._iterations_s: list[float] = []
         self._losses: list[float | None] = []
         self._tx_nbytes: int | None = 0
@@ -79,6 +77,15 @@ class Recorder:
     def add_loss(self, loss: float) -> None:
         """Note the training loss of the last step."""
         self._losses[-1] = loss if math.isfinite(loss) else None
+
+    def add_evaluation(
+        self, metric: str, value: float, step: int, epoch: int = 0
+    ) -> None:
+        """Note what was found on held-out data; not inf or NaN, which JSON has not."""
+        if math.isfinite(value):
+            self._evaluations.append(
+                Evaluation(step=step, epoch=epoch, metric=metric, value=value)
+            )
 
     def record(
         self,
@@ -109,7 +116,7 @@ class Recorder:
         losses = self._losses[:shortest]
         return RunRecord(
             workload=workload,
-            model_fingerprint=model_fingerprint(self._model),
+            model_fingerprint=self._fingerprint,
             backend=transport.backend,
             world_size=transport.world_size,
             hosts=tuple(hosts),
@@ -118,7 +125,7 @@ class Recorder:
             steps=steps,
             micro_batches=micro_batches,
             iterations_s=tuple(means_s),
-            evaluations=tuple(self.evaluations),
+            evaluations=tuple(self._evaluations),
             final_loss=losses[-1] if losses else None,
             losses=tuple(losses) if any(x is not None for x in losses) else (),
             emulated_link=transport.emulated_link,
@@ -156,6 +163,7 @@ class EngineRecorder(Recorder):
         super().__init__(engine.model)
         self._engine = engine
         self._plan = engine.plan
+        self._fingerprint = self._plan.model.fingerprint
         self._sent_nbytes: list[list[int]] = []
         self._step_seconds: list[StepSeconds] = []
         self._unread: Moments | None = None
@@ -274,9 +282,9 @@ def _warm(steps: Sequence[Measured]) -> Sequence[Measured]:
 def _rounds(iterations_s: Sequence[float], plan: Plan) -> Sequence[float]:
     """Return what is an iteration's time: of local steps the mean of every round's."""
     every = plan.round_steps
-    whole = len(iterations_s) // every * every
-    if every == 1 or not whole:
+    if every == 1:
         return iterations_s
+    whole = len(iterations_s) // every * every
     means: list[float] = (
         np.asarray(iterations_s[:whole]).reshape(-1, every).mean(axis=1).tolist()
     )

@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Self
 
 from comm_plan.errors import InputError
-from comm_plan.plans import Evaluation, RunRecord, check_writable
+from comm_plan.plans import RunRecord, check_writable
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.hooks import updates
 from comm_plan.runtime.record import EngineRecorder, Recorder
@@ -136,12 +136,9 @@ class record:
 
         Args:
             metric: such as ``accuracy``; of ``loss`` and ``perplexity`` less is better.
-            value: on held-out data; rank 0's counts.
+            value: on held-out data; rank 0's counts. inf and NaN are left out.
         """
-        found = Evaluation(
-            step=self._recorder.steps, epoch=0, metric=metric, value=value
-        )
-        self._recorder.evaluations.append(found)
+        self._recorder.add_evaluation(metric, value, self._recorder.steps)
         self._ranks.barrier()
         self._begun_s = time.perf_counter()
 

@@ -118,17 +118,28 @@ class Rounds:
             for place, parameter in self._pairs:
                 place.grad = place - parameter
 
-    def end(self) -> None:
+    def end(self, *, undone: bool = False) -> None:
         """Go to where the next round begins, by the means of the outer gradients.
 
-        Where there are none, as the exchange was refused, that is where this one began.
+        Args:
+            undone: the exchange was refused, and there are none: the next one begins
+                where this one did. What the optimizer remembers stays, but inf and NaN.
         """
+        if undone:
+            self._forget_nonfinite()
         self._outer.step()
         with torch.no_grad():
             for place, parameter in self._pairs:
                 parameter.copy_(place)
         self._outer.zero_grad()
         self.taken = 0
+
+    def _forget_nonfinite(self) -> None:
+        """Let what holds inf or NaN begin at 0, as else the next rounds would be so."""
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and not value.isfinite().all():
+                    value.zero_()
 
     def state(self) -> Remembered:
         """Return the outer momentum, equal on all ranks."""

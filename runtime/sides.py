@@ -19,7 +19,7 @@ from torch import nn
 from comm_plan.compressors.base import RESIDUAL, VELOCITY
 from comm_plan.errors import RunError
 from comm_plan.plans import Plan
-from comm_plan.plans.parameters import trainable
+from comm_plan.plans.parameters import named, trainable
 from comm_plan.runtime.momentum import (
     ChangeOfSides,
     TakenMomentum,
@@ -75,11 +75,20 @@ class EngineMomentum:
         self._taken = momentum or self._taken
         self._is_corrected = momentum is not None
 
-    def begin(self, remembered: Remembered) -> None:
-        """Begin with the first plan, under which this rank keeps ``remembered``."""
+    def begin(self, remembered: Remembered, scale: float) -> None:
+        """Begin with the first plan.
+
+        What the optimizer has built up so far goes on in the velocities, from the first
+        step on, unless a state is loaded before.
+
+        Args:
+            remembered: what this rank keeps under it; velocities are filled.
+            scale: of the loss, and so of velocities.
+        """
         if self._taken is not None:
             own = velocities(self._model, remembered)
             self._taken.before_compression = own.keys()
+            self._taken.after_step(ChangeOfSides({}, own, own.keys(), scale))
 
     def require(self, optimizer: torch.optim.Optimizer) -> None:
         """Check that no other optimizer updates parameters of the corrected one.
@@ -138,7 +147,6 @@ class EngineMomentum:
     def close(self) -> None:
         """Leave the optimizer as it was."""
         if self._taken is not None:
-            self._taken.settle()
             self._taken.close()
             self._taken = None
 
@@ -163,7 +171,7 @@ class EngineMomentum:
     ) -> ChangeOfSides:
         """Return what of ``momentum`` goes where, of velocities before and after."""
         to_buffers = {}
-        for name, parameter in trainable(self._model).items():
+        for name, parameter in named(self._model).items():
             if parameter in before and parameter not in after:
                 mean = before[parameter].to(parameter.device, copy=True)
                 self._transport.all_reduce(mean)
@@ -187,6 +195,6 @@ def velocities(
     """Return the velocities of momentum correction in ``remembered``, flat; shared."""
     return {
         parameter: remembered[name][VELOCITY]
-        for name, parameter in trainable(model).items()
+        for name, parameter in named(model).items()
         if VELOCITY in remembered.get(name, {})
     }

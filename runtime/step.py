@@ -47,6 +47,11 @@ OnReduced = Callable[[tuple[nn.Parameter, ...]], None]
 class SecondMoments(Protocol):
     """Gives the per-sample second moments that VGC needs."""
 
+    @property
+    def of_parts(self) -> bool:
+        """Whether each batch is cut, and a step has a backward for every part."""
+        ...
+
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return ``sum_z (g_z / |B|)^2``, shaped like ``parameter``."""
         ...

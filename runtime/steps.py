@@ -29,6 +29,12 @@ from comm_plan.transports.base import Transport
 
 logger = logging.getLogger("comm_plan")
 
+SKIPPED = "the step is skipped on all ranks"
+SPOILT = (
+    "every gradient is NaN on all ranks, and so is what an optimizer makes of them "
+    "(on_nonfinite='skip' skips such steps)"
+)
+
 
 class Steps:
     """The steps of an engine, one after the other.
@@ -46,8 +52,9 @@ class Steps:
         setup: what the step under way shares with those to come.
         current: the step under way; it may not have begun.
         number: of it; how many were finished.
-        skipped: how many of them every rank skipped, for inf or NaN.
-        last_skipped: whether the last one was.
+        skipped: how many of them had no means on any rank: for inf or NaN, for a
+            backward that failed, or as they were given up.
+        last_skipped: whether the last one had none.
         last_moments: when what happened in the last one; None before the first.
         awaits_update: whether no optimizer has taken the means of the last one yet.
         listening: whether a backward is a step; else it only accumulates.
@@ -215,8 +222,8 @@ class Steps:
         """Begin a step; align buffers with rank 0 if another forward was before."""
         self.require_finished()
         self._enter()
-        self.current.moments.begun = self.current.moments.now()
         repeated, self._forward_failed = self._forward_failed, False
+        self._note_begun(again=repeated)
         # Shadows, which some ranks may be where engines are joined, align once a step.
         if not (repeated or self._is_joined):
             with self._explained():
@@ -225,8 +232,18 @@ class Steps:
 
     def _on_local_forward(self) -> None:
         self._momentum.settle()
-        if self.rounds is not None and self.current.moments.begun is None:
-            self.current.moments.begun = self.current.moments.now()
+        self._note_begun()
+
+    def _note_begun(self, again: bool = False) -> None:
+        """Note when the first forward of the step begins; ``again``: it does once more.
+
+        Not where a batch is cut for second moments, all whose passes but the last are
+        compression to who plans.
+        """
+        moments, second = self.current.moments, self.setup.second_moments
+        is_cut = second is not None and second.of_parts
+        if (again or moments.begun is None) and not is_cut:
+            moments.begun = moments.now()
 
     def _on_forward_failed(self) -> None:
         """Take the next forward for this one, which the other ranks do not repeat."""
@@ -307,6 +324,7 @@ class Steps:
             self._finish(late=True)
 
     def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that the means are taken, and by which parameters."""
         self.awaits_update = False
         if self.setup.find_unused_parameters:
             groups = optimizer.param_groups
@@ -394,7 +412,9 @@ class Steps:
                 f"{message}: look at data and loss, lower the learning rate, or skip "
                 "such steps (on_nonfinite, --on-nonfinite)"
             )
-        logger.warning("%s: the step is skipped on all ranks", message)
+        kept = not (refusal.backward_failed or self.setup.scaled)
+        spoilt = kept and self.setup.on_nonfinite == "propagate"
+        logger.warning("%s: %s", message, SPOILT if spoilt else SKIPPED)
 
     def _align_buffers(self) -> None:
         self._buffers.align(joined=self._is_joined)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comm_plan.plans import Evaluation, Plan, RunRecord
+from comm_plan.plans import Plan, RunRecord
 from comm_plan.runtime import randomness
 from comm_plan.runtime.agreement import check_settings
 from comm_plan.runtime.checkpoint import Checkpoints, Position
@@ -256,6 +256,7 @@ class Run:
                 options.checkpoint, transport, settings, optimizer
             )
             self._resume_or_begin(self.checkpoints)
+        self._skipped = engine.skipped_steps
         self.recorder = EngineRecorder(engine)
 
     def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
@@ -387,8 +388,9 @@ class Run:
             message_nbytes=self.recorder.last_nbytes,
             dense_nbytes=sum(bucket.dense_nbytes for bucket in self.engine.buckets),
             density_floor=self.density_floor,
-            skipped=self.engine.last_step_skipped,
+            skipped=self.engine.skipped_steps > self._skipped,
         )
+        self._skipped = self.engine.skipped_steps
         self.options.watcher(event, self.engine)
         every = self.options.checkpoint_every
         if every and self.position.step % every == 0:
@@ -410,13 +412,8 @@ class Run:
     def _judge(self, epoch: int) -> None:
         with evaluating(self.model), randomness.kept():
             result = self.workload.evaluate(self.model)
-        if result is not None and math.isfinite(result[1]):  # JSON has no NaN
-            metric, value = result
-            self.recorder.evaluations.append(
-                Evaluation(
-                    step=self.position.step, epoch=epoch, metric=metric, value=value
-                )
-            )
+        if result is not None:
+            self.recorder.add_evaluation(*result, self.position.step, epoch)
 
     def _checkpoint(self) -> None:
         if self.checkpoints:

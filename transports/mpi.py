@@ -12,6 +12,7 @@ the timeout) is found by the others (:mod:`~comm_plan.transports.liveness`).
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,9 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 _HALF = (torch.float16, torch.bfloat16)
+PIECE_NBYTES = 2**30
+"""Of what is broadcast at once: from 2 GiB on, Open MPI refuses bytes."""
+
 _LAST_S = 1800.0  # of a call in a user's own program: what torch allows there
 
 
@@ -120,7 +124,7 @@ class MpiTransport(Transport):
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Broadcast in place."""
         with self._named("broadcast"), _bytes_on_cpu(tensor) as buffer:
-            self._comm.Bcast(buffer, root=root)
+            self._broadcast_bytes(buffer, root)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send, blocking."""
@@ -161,7 +165,13 @@ class MpiTransport(Transport):
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Broadcast a pickle."""
         with self._named("broadcast of an object"):
-            return self._comm.bcast(value, root=root)
+            if self.rank == root:
+                pickled = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+                self._comm.bcast(len(pickled), root=root)
+            else:
+                pickled = np.empty(self._comm.bcast(None, root=root), dtype=np.uint8)
+            self._broadcast_bytes(pickled, root)
+            return value if self.rank == root else pickle.loads(pickled.data)
 
     def duplicate(self) -> MpiTransport:
         """Duplicate the communicator."""
@@ -180,6 +190,10 @@ class MpiTransport(Transport):
     def abort(self, exit_code: int = 1) -> None:
         """End every rank of the run."""
         MPI.COMM_WORLD.Abort(exit_code)
+
+    def _broadcast_bytes(self, buffer: npt.NDArray[np.uint8], root: int) -> None:
+        for start in range(0, len(buffer), PIECE_NBYTES):
+            self._comm.Bcast(buffer[start : start + PIECE_NBYTES], root=root)
 
     @contextmanager
     def _named(self, operation: str) -> Iterator[None]:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import mul
 
 import torch
 
@@ -88,7 +87,8 @@ class Adaptation:
 
     Raises:
         MismatchError: the plan is for another model than the profile.
-        InputError: a cost that the plan needs was not measured, or it has local steps.
+        InputError: a cost that the plan needs was not measured, it has local steps, or
+            its second moments come from parts of each batch.
     """
 
     def __init__(
@@ -101,6 +101,12 @@ class Adaptation:
             raise InputError(
                 "adapt: a plan with local steps exchanges so rarely that nothing can "
                 "be seen in time: tune again instead"
+            )
+        if engine.cuts_batches:
+            raise InputError(
+                "adapt: second moments come from parts of each batch, so that what "
+                "computation and compression take cannot be told apart: tune again "
+                "instead"
             )
         self._engine = engine
         self._profile, self._network = profile, network
@@ -277,7 +283,8 @@ def _sent(plan: Plan, profile: Profile) -> float:
         spec, numels = bucket.compressor, [numel[name] for name in bucket.tensors]
         if not spec.selects_by_tensor:
             return sum(numels) / spec.ratio
-        return sum(map(mul, numels, spec.densities(len(numels))))
+        densities = spec.densities(len(numels))
+        return sum(n * density for n, density in zip(numels, densities, strict=True))
 
     return sum(map(sent, plan.buckets))
 

@@ -203,10 +203,7 @@ def _in_rounds(
         settings, local_steps=local, momentum_correction=False, accuracy=gentle
     )
     problem = make_problem(profile, network, settings)
-    return [
-        _Posed(settings.label(name), name, problem)
-        for name in (MERGED, CHOOSING)
-    ]
+    return [_Posed(settings.label(name), name, problem) for name in (MERGED, CHOOSING)]
 
 
 def _posed(

@@ -44,11 +44,13 @@ def remarks(given: Given) -> Iterator[str]:
                 "is another algorithm, hold its loss against that of the others."
             )
     for ran in given.runs:
-        plan, link = ran.plan and ran.plan.plan, ran.record.emulated_link
-        if plan is not None and plan.emulated_link != link:
+        if ran.plan is None:
+            continue
+        planned, link = ran.plan.plan.emulated_link, ran.record.emulated_link
+        if planned != link:
             yield (
                 f"{ran.name} ran on {link_text(link)}, its plan was predicted for "
-                f"{link_text(plan.emulated_link)}: do not compare the two."
+                f"{link_text(planned)}: do not compare the two."
             )
     for shown in given.plans:
         predicted = shown.plan.predicted

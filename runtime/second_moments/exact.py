@@ -73,6 +73,8 @@ class ExactSecondMoments:
             samples cannot be told apart. The message names the layer.
     """
 
+    of_parts = False
+
     def __init__(
         self,
         model: nn.Module,

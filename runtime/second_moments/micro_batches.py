@@ -59,6 +59,8 @@ class MicroBatchSecondMoments:
         MismatchError: ``micro_batches`` is less than 2: one shows no variance.
     """
 
+    of_parts = True
+
     def __init__(self, model: nn.Module, micro_batches: int) -> None:
         """Attach the hooks."""
         if micro_batches < 2:

@@ -12,10 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 import comm_plan
 from comm_plan.errors import InputError, MismatchError
+from comm_plan.planner import make_problem, solve
 from comm_plan.plans import Profile
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler import script, stopwatch
 from comm_plan.tests.profiler.test_round_trip import FakeTime
+from comm_plan.tests.support import documents
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
@@ -267,3 +269,44 @@ class Twice(nn.Module):
 
     def forward(self, *, x):
         return self.slow(x=self.slow(x=x)["outputs"])
+
+
+def test_a_backward_that_failed_is_none_of_the_steps():
+    model = Slow()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def fail(gradient):
+        raise ArithmeticError
+
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 5)
+        hook = model.layers[1].weight.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            steps(model, 1)
+        hook.remove()
+        optimizer.zero_grad()
+        steps(model, 15)
+    assert watched.profile.iterations == 20 - 3 - 4  # warm-up, and handed over
+    assert watched.profile.batch_size == 6
+
+
+def test_a_layer_may_be_frozen_in_the_block():
+    model = Slow()
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 14)
+        model.layers[0].weight.requires_grad_(False)
+        steps(model, 6)
+    assert len(watched.profile.tensors) == 3
+
+
+def test_communication_is_no_part_of_a_profile():
+    model = Slow()
+    network = documents.network(1, allreduce=documents.fit((0, 1e-4, 1e-9)))
+    with comm_plan.profile(model, compressors=()) as watched:
+        steps(model, 17)
+    plan = solve(make_problem(watched.profile, network))
+    engine = comm_plan.parallelize(model, plan, transport=LocalTransport())
+    with pytest.raises(InputError, match="close the engine first"):
+        comm_plan.profile(model)
+    engine.close()
+    comm_plan.profile(model)

@@ -282,6 +282,21 @@ def test_nan_on_one_rank_never_reaches_a_residual(on_nonfinite, collective):
         assert error is None or "rank 1" in error
 
 
+@pytest.mark.parametrize(
+    ("on_nonfinite", "said"),
+    [("skip", "the step is skipped on all ranks"), ("propagate", "is NaN on all rank")],
+)
+def test_what_becomes_of_a_step_with_nan_is_said(on_nonfinite, said, caplog):
+    model = small()
+    names = tuple(trainable(model))
+    topk = Bucket(tensors=names, compressor=TopK(density=0.5), collective="allgather")
+    plan = plan_for(model, buckets=(topk,))
+    transport = LocalTransport()
+    with parallelize(model, plan, transport=transport, on_nonfinite=on_nonfinite):
+        (loss_of(model) * torch.nan).backward()
+    assert said in caplog.text
+
+
 def test_a_nan_of_a_dense_bucket_skips_the_step_too():
     model = small()
     engine = parallelize(

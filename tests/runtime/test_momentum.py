@@ -78,6 +78,57 @@ def test_sending_everything_is_sgd_step_by_step(name, method):
         )
 
 
+@pytest.mark.parametrize("name", SGD)
+def test_what_the_optimizer_had_built_up_goes_on(name):
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = corrected(model, RANKS, *WHOLE["topk"])
+        train(model, optimizer, range(2), range(RANKS))
+        unused = parallelize(model, plan, transport=transport, optimizer=optimizer)
+        unused.close()  # takes nothing away
+        train(model, optimizer, range(2, 3), range(RANKS))
+        with parallelize(model, plan, transport=transport, optimizer=optimizer):
+            train(model, optimizer, range(3, STEPS), [transport.rank])
+        return [p.detach() for p in model.parameters()]
+
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
+        )
+
+
+def train(model, optimizer, steps, ranks):
+    """Train by the mean of the losses of ``ranks``."""
+    for step in steps:
+        optimizer.zero_grad()
+        sum(loss(model, rank, step) / len(ranks) for rank in ranks).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", SGD)
+def test_a_state_that_is_loaded_while_a_layer_is_frozen_is_the_whole_one(name):
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = corrected(model, RANKS, *WHOLE["topk"])
+        with parallelize(
+            model, plan, transport=transport, optimizer=optimizer,
+            find_unused_parameters=True,
+        ) as engine:  # fmt: skip
+            train(model, optimizer, range(3), [transport.rank])
+            first = next(model.parameters()).requires_grad_(False)
+            engine.load_state_dict(engine.state_dict())
+            first.requires_grad_(True)
+            train(model, optimizer, range(3, STEPS), [transport.rank])
+        return [p.detach() for p in model.parameters()]
+
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
+        )
+
+
 class Heads(torch.nn.Module):
     """Two layers, of which a loss uses one."""
 

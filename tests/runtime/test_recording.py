@@ -9,7 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import comm_plan
 from comm_plan.errors import InputError
-from comm_plan.plans import LocalSteps, Plan, RunRecord, TopK
+from comm_plan.plans import (
+    EmulatedLink,
+    LocalSteps,
+    Plan,
+    Predicted,
+    RunRecord,
+    TopK,
+)
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.tables import tables
 from comm_plan.runtime import recording
@@ -66,6 +73,54 @@ def in_own_loop(plan, output=None, ranks=RANKS):
         return run.record
 
     return run_ranks(ranks, rank)
+
+
+def test_an_evaluation_that_diverged_is_left_out():
+    with alone() as (engine, own):
+        with comm_plan.record(engine) as run:
+            own.step()
+            run.evaluated("perplexity", torch.inf)
+            run.evaluated("loss", torch.nan)
+            run.evaluated("accuracy", 0.5)
+        assert [each.metric for each in run.record.evaluations] == ["accuracy"]
+
+
+def test_the_record_is_of_the_planned_model_though_a_layer_is_frozen_at_the_end():
+    with alone() as (engine, own):
+        with comm_plan.record(engine) as run:
+            own.step()
+            next(own.model.parameters()).requires_grad_(False)
+        assert run.record.model_fingerprint == engine.plan.model.fingerprint
+
+
+def test_what_was_predicted_for_another_link_is_not_held_against_a_run():
+    model, link = net(), EmulatedLink.parse("100mbit")
+    predicted = Predicted(iteration_s=1.0, exposed_s=0.0, lower_bound_s=0.0)
+    plan = plan_for(model, 1).model_copy(update={"predicted": predicted})
+    for planned, expected_s in ((plan, 1.0), (of_link(plan, link), None)):
+        with (
+            comm_plan.parallelize(model, planned) as engine,
+            comm_plan.record(engine) as run,
+        ):
+            training(model).step()
+        assert run.record.predicted_iteration_s == expected_s
+
+
+def of_link(plan, link):
+    return plan.model_copy(update={"emulated_link": link})
+
+
+def test_steps_that_make_no_round_are_no_iteration():
+    model = net()
+    plan = plan_for(model, 1).model_copy(update={"local_steps": LocalSteps(every=9)})
+    own = training(model)
+    with (
+        comm_plan.parallelize(model, plan, optimizer=own.optimizers[0]) as engine,
+        comm_plan.record(engine) as run,
+    ):
+        for _ in range(STEPS):
+            own.step()
+    assert (run.record.steps, run.record.iteration.count) == (STEPS, 0)
 
 
 def test_a_loop_is_recorded_as_a_run_by_the_plan(tmp_path):

@@ -92,6 +92,21 @@ def test_what_was_not_sent_goes_with_the_next_dense_plan(method):
         torch.testing.assert_close(sent, whole, rtol=1e-4, atol=1e-6)
 
 
+def test_a_plan_may_change_within_the_step_of_an_optimizer():
+    """Where a rank's loss used no parameter, a step ends there, before other hooks."""
+    model, other = net(), net()
+    plan, next_plan = plan_for(model, 1), plan_for(model, 1, *KEEP["topk"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        Engine(model, plan, LocalTransport(), find_unused_parameters=True) as engine,
+        Engine(other, plan, LocalTransport()),
+    ):
+        engine.between_steps(lambda: engine.swap(next_plan, replan()))
+        model(torch.ones(2, FEATURES))
+        optimizer.step()
+        assert engine.plan == next_plan
+
+
 @pytest.mark.parametrize("on_nonfinite", ["skip", "propagate"])
 def test_what_was_not_sent_outlives_an_overflow_under_the_next_dense_plan(on_nonfinite):
     def rank(transport):

@@ -1,9 +1,17 @@
 """When what happens in a step, from the moments that were marked."""
 
+import itertools
+
 import pytest
 import torch
 
+from comm_plan.plans import Vgc
+from comm_plan.runtime import timing
+from comm_plan.runtime.engine import Engine
+from comm_plan.runtime.second_moments.micro_batches import MicroBatchSecondMoments
 from comm_plan.runtime.timing import Moments
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
+from comm_plan.transports.local import LocalTransport
 
 CPU = torch.device("cpu")
 
@@ -32,6 +40,49 @@ def test_what_was_never_reached_has_no_seconds():
     assert marked([None]).seconds() is None
     assert marked([5.0], begun=None).seconds() is None
     assert Moments(CPU, 1).exposed_s() is None
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that counts how often it was asked."""
+    count = itertools.count()
+    monkeypatch.setattr(timing, "clock", lambda device: lambda: float(next(count)))
+
+
+def test_a_step_begins_with_its_first_forward_also_one_that_only_accumulates(ticks):
+    model = net()
+    with Engine(model, plan_for(model, 1), LocalTransport()) as engine:
+        with engine.no_sync():
+            loss_of(model).backward()
+        loss_of(model) + loss_of(model)
+        loss_of(model).backward()
+        assert engine.last_moments.begun == 0
+
+
+def test_a_forward_that_failed_is_none_of_the_step(ticks):
+    model = net()
+    with Engine(model, plan_for(model, 1), LocalTransport()) as engine:
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, FEATURES + 1))
+        loss_of(model).backward()
+        assert engine.last_moments.begun == 1
+
+
+def test_a_step_by_parts_of_a_batch_has_no_time_of_its_computation():
+    model = net()
+    plan = plan_for(model, 1, Vgc(), "allgather")
+    moments = MicroBatchSecondMoments(model, 2)
+    with Engine(model, plan, LocalTransport(), second_moments=moments) as engine:
+        assert engine.cuts_batches
+        with engine.no_sync():
+            loss_of(model).backward()
+        loss_of(model).backward()
+        assert engine.last_moments.seconds() is None
+        assert engine.last_moments.busy_s() is not None
+
+
+def loss_of(model):
+    return model(torch.ones(2, FEATURES)).square().mean()
 
 
 @pytest.mark.parametrize("begun", [0.5, None])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import InputError, MismatchError, NonFiniteError
-from comm_plan.plans import Plan, RunRecord, TopK
+from comm_plan.plans import LocalSteps, Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.runtime.density_warmup import GTOPK_WARMUP
 from comm_plan.runtime.engine import Engine
@@ -256,6 +256,22 @@ def test_a_step_with_nan_is_skipped_on_all_ranks_and_counted(name):
         assert skipped == [step == 2 for step in range(2 * EPOCH_STEPS)]
         assert all(p.isfinite().all() for p in training.model.parameters())
         assert record.steps == 2 * EPOCH_STEPS
+
+
+def test_a_round_that_was_undone_is_told_once():
+    training = workload(net(), 1, loss=poisoned(1))
+    training.model.poisoned = True
+    plan = plan_for(training.model, 1).model_copy(
+        update={"local_steps": LocalSteps(every=3)}
+    )
+    told = []
+    options = Options(
+        steps=9,
+        on_nonfinite="skip",
+        watcher=lambda event, engine: told.append(event.skipped),
+    )
+    train(training, plan, LocalTransport(), options)
+    assert told == [step == 2 for step in range(9)]
 
 
 def test_skipped_steps_are_counted_over_a_resume(tmp_path):

@@ -402,14 +402,15 @@ def _gloo_ranks(folder: str, device: str = "cpu") -> None:
 def _mpi_rank(folder: str) -> None:
     from mpi4py import MPI
 
-    from comm_plan.transports.mpi import MpiTransport
+    from comm_plan.transports import mpi
 
+    mpi.PIECE_NBYTES = 16  # so that most broadcasts are of several pieces
     rank = MPI.COMM_WORLD.Get_rank()
     transports: dict[int, Transport] = {}
     for size in range(1, MAX_RANKS + 1):
         part = MPI.COMM_WORLD.Split(0 if rank < size else MPI.UNDEFINED, rank)
         if part != MPI.COMM_NULL:
-            transports[size] = MpiTransport(part)
+            transports[size] = mpi.MpiTransport(part)
     _serve(_hello(folder, rank), transports)
 
 

@@ -163,6 +163,9 @@ def objects(transport: Transport) -> None:
     ]
     last = transport.world_size - 1
     assert transport.broadcast_object(transport.rank, root=last) == last
+    assert transport.broadcast_object({"long": [transport.rank] * 99}, root=last) == {
+        "long": [last] * 99
+    }
     transport.barrier()
 
 

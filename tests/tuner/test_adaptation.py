@@ -156,7 +156,11 @@ def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
         seen = SimpleNamespace(seconds=lambda: np.array(row))
         missed = SimpleNamespace(seconds=lambda: None)
         engine = SimpleNamespace(
-            plan=plan, transport=transport, step=0, between_steps=lambda callback: None
+            plan=plan,
+            transport=transport,
+            step=0,
+            cuts_batches=False,
+            between_steps=lambda callback: None,
         )
         adaptation = Adaptation(engine, PROFILE, network(FAST))
         for step in range(3 * WINDOW):
@@ -174,6 +178,12 @@ def test_local_steps_are_not_followed():
     plan = solve(make_problem(PROFILE, network(FAST), settings), "optimal")
     engine = SimpleNamespace(plan=plan)
     with pytest.raises(InputError, match="so rarely"):
+        Adaptation(engine, PROFILE, network(FAST))
+
+
+def test_where_batches_are_cut_nothing_is_followed():
+    engine = SimpleNamespace(plan=SimpleNamespace(local_steps=None), cuts_batches=True)
+    with pytest.raises(InputError, match="parts of each batch"):
         Adaptation(engine, PROFILE, network(FAST))
 
 
