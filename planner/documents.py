@@ -138,7 +138,7 @@ def to_plan(
                 batch_size=profile.batch_size,
                 threads=profile.threads,
             ),
-            emulated_link=network.emulated_link,
+            emulated_link=network.emulated_link if problem.world_size > 1 else None,
             momentum_correction=settings.momentum_correction
             and any(option.compressor.sparse for option in solution.options),
             local_steps=settings.local_steps,
