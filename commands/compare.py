@@ -65,6 +65,7 @@ def compare(
     refuse_warmup(density_warmup, planned.values())
     launching.start_ranks(context, ranks)
     from comm_plan.report.comparison import comparison
+    from comm_plan.runtime.agreement import check_plan
     from comm_plan.runtime.side_by_side import train_side_by_side
     from comm_plan.runtime.trainer import Options
 
@@ -75,6 +76,7 @@ def compare(
     ]
     model = load_workload(workload, changes, optimizer, training.seed)
     for path, plan in zip(plans, chosen, strict=True):
+        check_plan(plan, model.model, place().world_size)
         compare_conditions(path, plan, model)
     with (
         launching.connected(ranks) as transport,
