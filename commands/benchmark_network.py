@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from comm_plan.commands import arguments, launching
 from comm_plan.commands.options import Json, Ranks, fields_of, grouped, refuse_given
 from comm_plan.commands.output import finish
 from comm_plan.commbench.defaults import BUDGET_S
+from comm_plan.errors import InputError
 from comm_plan.plans.document import MAX_RANKS, YEAR_S
 
 if TYPE_CHECKING:
@@ -70,16 +72,33 @@ def benchmark_network(
         )
     else:
         refuse_given(context, {"world_size"}, "it is for --import")
+        names = _names(collectives)
         launching.start_ranks(context, ranks)
         check_writable(output)
         with launching.connected(ranks) as transport:
-            measured = _sweep(transport, collectives, max_nbytes, budget_s)
+            measured = _sweep(transport, names, max_nbytes, budget_s)
     finish(measured, output, json)
+
+
+def _names(collectives: str | None) -> tuple[str, ...]:
+    """Return which collectives to measure.
+
+    Raises:
+        InputError: none, or one that is unknown.
+    """
+    names = tuple(COLLECTIVES) if collectives is None else arguments.names(collectives)
+    if not names:
+        raise InputError(
+            f"--collectives {collectives!r}: give names, comma-separated, or leave it "
+            "out for all"
+        )
+    check_known(names)
+    return names
 
 
 def _sweep(
     transport: Transport,
-    collectives: str | None,
+    names: Sequence[str],
     max_nbytes: int | None,
     budget_s: float,
 ) -> Network:
@@ -87,9 +106,7 @@ def _sweep(
     from comm_plan.commbench.sweep import LARGEST_NBYTES, geometric_sizes, measure
     from comm_plan.report.network import binary
 
-    names = tuple(arguments.names(collectives) or COLLECTIVES)
     sizes = geometric_sizes(largest=max_nbytes or LARGEST_NBYTES)
-    check_known(names)
     if max_nbytes is None and transport.world_size > 1:
         largest = sizes[-1]
         fitting = affordable(transport, sizes, budget_s, names)

@@ -18,6 +18,7 @@ from comm_plan.commands.options import (
     NetworkArgument,
     ProfileArgument,
 )
+from comm_plan.errors import InputError
 from comm_plan.planner.solvers import BASELINES, MAX_RATIO, MERGED, TOLERANCE
 
 
@@ -42,12 +43,15 @@ def simulate(
 ) -> None:
     """Ask what if: each solver's iteration time on other numbers of ranks."""
     from comm_plan.planner import Settings
+    from comm_plan.planner.remarks import beyond_samples
     from comm_plan.planner.what_if import what_if
     from comm_plan.plans import Network, Profile
     from comm_plan.report.solvers import speedup_table, what_if_table
 
     measured, cluster = Profile.load(profile), Network.load(network)
     names = arguments.solvers(solvers)
+    if not names:
+        raise InputError(f"--solvers {solvers!r}: give names, comma-separated, or all")
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,
@@ -69,5 +73,6 @@ def simulate(
             f"{MERGED}: the fewest messages within {units.percent(TOLERANCE)} of the "
             "best time"
         )
-    for remark in found.remarks:
+    solved = ((s.problem, row.solution) for s in found.summaries for row in s.rows)
+    for remark in (*found.remarks, *beyond_samples(cluster, solved)):
         screen.say(remark)

@@ -28,6 +28,7 @@ from comm_plan.commands.workload import load_workload
 from comm_plan.planner.solvers import MAX_RATIO, TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
 from comm_plan.plans.tuning import TUNING_FILE
+from comm_plan.transports.ranks import place
 from comm_plan.tuner.defaults import BUDGET_S, SEEDS
 
 
@@ -100,6 +101,8 @@ def tune(
     known_network = None if network is None else Network.load(network)
     make_folder(folder)
     launching.start_ranks(context, ranks)
+    from comm_plan.planner.predict import posed
+    from comm_plan.planner.remarks import beyond_samples
     from comm_plan.tuner.options import Options
     from comm_plan.tuner.tune import tune as run
 
@@ -126,3 +129,8 @@ def tune(
             save=lambda best: best.save(folder),
         )
     finish(tuned.tuning, folder / TUNING_FILE, json)
+    if place().rank == 0:
+        known = tuned.profile, tuned.network
+        solved = (posed(p, *known, Settings.of(p)) for p in tuned.plans.values())
+        for remark in beyond_samples(tuned.network, solved):
+            screen.say(remark)

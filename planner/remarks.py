@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from comm_plan import units
 from comm_plan.planner import evidence
@@ -10,6 +10,7 @@ from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
 from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.compression.words import Words
+from comm_plan.plans.network import Network
 
 BEYOND = 2
 """A message that is so many times as long as any measured one is worth a word."""
@@ -29,10 +30,11 @@ def remarks(
         error_s: how far its prediction may be off; None: not known.
     """
     yield from _second_moments(problem, solution)
-    yield from _decided_by_data(problem, solution)
+    if problem.world_size > 1:
+        yield from _decided_by_data(problem, solution)
     yield from _measured_alone(problem)
     yield from _stolen(problem)
-    yield from _beyond_samples(problem, solution)
+    yield from beyond_samples(problem.prices.network, [(problem, solution)])
     if error_s is not None:
         yield (
             f"measurements scatter by {units.seconds(error_s)} (one standard "
@@ -111,21 +113,35 @@ def _stolen(problem: Problem) -> Iterator[str]:
         )
 
 
-def _beyond_samples(problem: Problem, solution: Solution) -> Iterator[str]:
-    """Yield that messages are far longer than what was measured."""
+def beyond_samples(
+    network: Network, solved: Iterable[tuple[Problem, Solution]]
+) -> Iterator[str]:
+    """Yield that messages are far longer than what was measured, of each collective.
+
+    Args:
+        network: what was measured.
+        solved: problems with that network, each with its buckets.
+    """
     longest: dict[str, float] = {}
-    for start, stop, option in solution.buckets():
-        collective, nbytes = _sent(problem, start, stop, option)
-        longest[collective] = max(nbytes, longest.get(collective, 0.0))
+    for problem, solution in solved:
+        for collective, nbytes in _messages(problem, solution):
+            longest[collective] = max(nbytes, longest.get(collective, 0.0))
     for collective, nbytes in longest.items():
-        cost = problem.prices.network.collectives.get(collective)
+        cost = network.collectives.get(collective)
         most = cost.samples[-1].nbytes if cost and cost.samples else nbytes
         if nbytes > BEYOND * most:
             yield (
-                f"{collective} was measured up to {units.nbytes(most)}, the plan sends "
-                f"{units.nbytes(nbytes)} at once: benchmark-network with a larger "
+                f"{collective} was measured up to {units.nbytes(most)}, the longest "
+                f"message has {units.nbytes(nbytes)}: benchmark-network with a larger "
                 "--max-bytes"
             )
+
+
+def _messages(problem: Problem, solution: Solution) -> Iterator[tuple[str, float]]:
+    """Yield what carries each bucket, and its bytes; nothing is sent by one rank."""
+    if problem.world_size > 1:
+        for start, stop, option in solution.buckets():
+            yield _sent(problem, start, stop, option)
 
 
 def _sent(problem: Problem, start: int, stop: int, option: Option) -> tuple[str, float]:

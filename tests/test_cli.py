@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -31,7 +32,13 @@ from comm_plan.plans.run import STOCK_DDP
 from comm_plan.runtime.learning_rate import LearningRate
 from comm_plan.tests.support import forked
 from comm_plan.tests.support.command import Ended
-from comm_plan.tests.support.documents import network, profile_of, tensor
+from comm_plan.tests.support.documents import (
+    fit,
+    network,
+    profile_of,
+    samples,
+    tensor,
+)
 from comm_plan.transports.launch import rank_variables
 
 PROFILE = profile_of(
@@ -123,6 +130,7 @@ def test_the_version_is_told_whatever_follows(command, words):
             "solve profile.json network.json --local-steps 4 --outer-momentum 1",
             "--outer-momentum: momentum = 1.0: ",
         ),
+        ("simulate profile.json network.json --solvers ,", "--solvers ',': give names"),
         ("benchmark-network --world-size 4", "--world-size: it is for --import"),
         ("benchmark-network --import a.txt --budget 9", "it is not for --import"),
         ("profile --from-csv a.csv --local-ranks 2", "profiles that are measured"),
@@ -157,6 +165,8 @@ def test_misuse_is_told_in_one_line(here, command, words, message):
         ("train gan --plan plan.json --second-moments micro-batches:1", "N of 2 or"),
         ("compare gan plan.json --lr-schedule step:0", "--lr-schedule 'step:0'"),
         ("compare gan plan.json --density-warmup 0.5,0", "--density-warmup '0.5,0'"),
+        ("benchmark-network --collectives ,", "--collectives ',': give names"),
+        ("benchmark-network --collectives allreduce,lots", "collective 'lots'"),
         ("tune gan --allow topk,lots", "compressor 'lots'"),
         ("tune gan --objective loss --local-steps 4,x", "--local-steps '4,x'"),
         ("tune gan --objective loss --local-steps 4,1", "--local-steps: every = 1"),
@@ -352,15 +362,22 @@ def test_several_runs_are_shown_side_by_side(here, command):
         assert refused in command("show", *words).stderr
 
 
-def test_only_runs_of_one_model_are_shown_side_by_side(here, command):
-    other = {"workload": "other", "model_fingerprint": "another"}
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"workload": "other", "model_fingerprint": "another"},
+        {"workload": "other", "world_size": 3},
+        {"workload": "other", "emulated_link": EmulatedLink.parse("100mbit")},
+    ],
+)
+def test_only_runs_that_can_be_compared_are_shown_side_by_side(here, command, other):
     for name, changes in {
         "run-a.json": {}, "run-b.json": {}, "run-c.json": other,
     }.items():  # fmt: skip
         run_record(0.3, solver="lags", **changes).save(here / name)
     shown = command("show", "run-a.json", "run-c.json", "run-b.json").stdout
     rows = [line.split() for line in shown.splitlines()]
-    assert "two, side by side" in shown
+    assert "two, 2 x gloo, no emulated link, side by side" in shown
     assert {"a", "b"} <= {row[0] for row in rows if "1.00x" in row}
     assert not any(row[:1] == ["c"] for row in rows)
     assert "workload" in shown
@@ -700,6 +717,19 @@ def test_a_plan_for_other_ranks_is_refused_before_any_is_started(here, command, 
     )
 
 
+@pytest.mark.parametrize("verb", [("train", "--plan"), ("compare",)])
+def test_a_plan_of_another_model_is_refused_before_ranks_connect(
+    here, command, monkeypatch, verb
+):
+    (here / "plan.json").write_text(json.dumps(plan(buckets=[{"tensors": ["b"]}])))
+    connecting = []
+    monkeypatch.setattr("comm_plan.transports.connect.connect", refuse(connecting))
+    first, *option = verb
+    said = command.refused(first, REPLAYED, *option, "plan.json")
+    assert "tensor a of the model is missing in the plan" in said
+    assert connecting == []
+
+
 def test_compare_says_that_no_run_has_a_metric_to_get_to_a_target(here, command):
     run = command("compare", REPLAYED, "plan.json", "--steps", 2, "--target", 0.9)
     assert run.returncode == 0, run.stderr
@@ -794,6 +824,56 @@ def test_report_and_simulate_print(here, command):
     assert table.returncode == 0, table.stderr
     assert "8 *" in table.stdout
     assert "speed-up over one rank" in table.stdout
+
+
+BEYOND = "allreduce was measured up to 8 B, the longest message has 48 B: "
+
+
+@pytest.fixture
+def short_network(here):
+    """A network of two ranks that was measured up to 8 bytes, ``network.json``."""
+    cost = fit((0, 1e-3, 1e-8)).model_copy(
+        update={"samples": samples((8, 1e-3)).samples}
+    )
+    measured = network(world_size=2, allreduce=cost)
+    measured.save(here / "network.json")
+    return measured
+
+
+def test_simulate_says_once_that_messages_are_longer_than_what_was_measured(
+    short_network, command
+):
+    run = command("simulate", "profile.json", "network.json", "--world-sizes", "1,2,4")
+    assert run.returncode == 0, run.stderr
+    assert " ".join(run.stderr.split()).count(BEYOND) == 1
+
+
+def test_tune_says_that_messages_are_longer_than_what_was_measured(
+    here, short_network, command, monkeypatch
+):
+    buckets = [{"tensors": ["b", "a"]}]
+    (here / "plan.json").write_text(json.dumps(plan(world_size=2, buckets=buckets)))
+    tuned = SimpleNamespace(
+        tuning=None,
+        plans={"single": Plan.load(here / "plan.json")},
+        profile=PROFILE,
+        network=short_network,
+    )
+    monkeypatch.setattr("comm_plan.tuner.tune.tune", lambda *_, **__: tuned)
+    monkeypatch.setattr("comm_plan.commands.tune.finish", lambda *_: None)
+    run = command("tune", REPLAYED)
+    assert BEYOND in " ".join(run.stderr.split())
+
+
+def test_a_plan_of_one_rank_is_for_no_emulated_link(here, command):
+    link = EmulatedLink.parse("100mbit")
+    measured = network(world_size=2).model_copy(update={"emulated_link": link})
+    measured.save(here / "network.json")
+    words = ("solve", "profile.json", "network.json")
+    for ranks, planned_link in ((1, None), (2, link)):
+        run = command(*words, "--world-size", ranks)
+        assert run.returncode == 0, run.stderr
+        assert Plan.load(here / "plan.json").emulated_link == planned_link
 
 
 def test_a_table_of_layers_becomes_a_profile(here, command):

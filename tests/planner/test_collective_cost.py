@@ -143,7 +143,7 @@ def test_a_link_may_be_slower_than_what_a_fit_expects_of_longer_messages(build):
 
 def test_a_link_slower_than_its_longest_messages_is_refused(build):
     network = build.network(2, allreduce=with_samples(2**13, LINE))
-    with pytest.raises(InputError, match="8 Mbit/s is slower than .* were, 1 Gbit/s"):
+    with pytest.raises(InputError, match=r"8 Mbit/s is slower than .* were, 1 Gbit/s"):
         solved_for_a_link(network, 1e6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comm_plan.planner import Settings, make_problem, summarise
+from comm_plan.planner.remarks import beyond_samples
 from comm_plan.plans import CompressionCost, Contention, Sample, Spread
 from comm_plan.plans.compression import Strom
 from comm_plan.plans.profile import Sent
@@ -60,7 +61,25 @@ def test_time_that_other_machines_took_is_named(stolen, expected):
 @pytest.mark.parametrize(("numel", "expected"), [(20_000, False), (50_000, True)])
 def test_messages_far_longer_than_any_that_was_measured_are_named(numel, expected):
     text = said(numel)
-    assert ("measured up to 100 kB, the plan sends 400 kB" in text) == expected
+    assert ("measured up to 100 kB, the longest message has 400 kB" in text) == expected
+
+
+def test_one_rank_sends_no_message():
+    assert "message" not in said(numel=50_000, world_size=1)
+    _, text = of_strom(world_size=1)
+    assert "strom sends" not in text
+
+
+def test_of_several_plans_the_longest_message_counts():
+    cost = documents.fit((0, 1e-3, 1e-8)).model_copy(update={"samples": SAMPLES})
+    network = documents.network(4, allreduce=cost)
+    solved = []
+    for numel, ranks in ((50_000, 2), (80_000, 8), (60_000, 4), (90_000, 1)):
+        measured = documents.profile([0.01], [numel])
+        problem = make_problem(measured, network, Settings(world_size=ranks))
+        solved.append((problem, summarise(problem, ["single"]).row("single").solution))
+    (text,) = beyond_samples(network, solved)
+    assert "the longest message has 320 kB" in text
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(100, False), (500, True)])
@@ -72,7 +91,7 @@ def test_of_an_embedding_the_rows_of_all_ranks_are_sent(rows, expected):
     summary = summarise(problem, ["single"])
     text = " | ".join(summary.remarks(summary.plan("single")))
     assert "allreduce was measured" not in text
-    said = "allgather was measured up to 100 kB, the plan sends 800 kB at once"
+    said = "allgather was measured up to 100 kB, the longest message has 800 kB"
     assert (said in text) == expected
 
 
@@ -82,7 +101,7 @@ def test_how_far_the_measurements_scatter_is_told():
     assert "measurements scatter by" in text
 
 
-def of_strom(density=None, **options):
+def of_strom(density=None, world_size=4, **options):
     """Return what is said of Strom on a model that was seen to send ``density``."""
     cost = documents.fit((0, 1e-3, 1e-8)).model_copy(update={"samples": SAMPLES})
     network = documents.network(4, allreduce=cost, allgather=cost)
@@ -91,7 +110,7 @@ def of_strom(density=None, **options):
     if density is not None:
         sent = {"strom": Sent(density=density)}
         measured = measured.model_copy(update={"sent": sent})
-    settings = Settings(compressor="strom", options=options)
+    settings = Settings(world_size=world_size, compressor="strom", options=options)
     summary = summarise(make_problem(measured, network, settings), ["single"])
     plan = summary.plan("single")
     (bucket,) = plan.buckets
