@@ -151,6 +151,11 @@ class RunRecord(Document):
     parameters_sha256: Name | None = None
 
     @property
+    def conditions(self) -> tuple[int, str, EmulatedLink | None]:
+        """What runs must agree in for their times to be compared."""
+        return self.world_size, self.backend, self.emulated_link
+
+    @property
     def round_steps(self) -> int:
         """How many steps the ranks made to an exchange."""
         return steps_of(self.local_steps)

@@ -135,7 +135,7 @@ def _times(record: RunRecord, base_s: float) -> list[str]:
     error = prediction_error(record)
     return [
         "-" if predicted_s is None else units.seconds(predicted_s),
-        units.seconds(measured_s),
+        units.seconds(measured_s) if measured_s else "-",
         "-" if error is None else f"{error:+.1%}",
         units.times(base_s / measured_s) if measured_s else "-",
     ]

@@ -127,8 +127,7 @@ def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
         title += f", extrapolated from {summary.extrapolated_from}"
     table = Table(
         title=title,
-        caption=f"lower bound {units.seconds(summary.lower_bound_s)}: no dense plan is "
-        "faster on this link",
+        caption=bound_text(summary.lower_bound_s),
     )
     for name in ("solver", "iteration", "exposed", "buckets", "x bound", "compression"):
         table.add_column(name, justify="left" if name == "solver" else "right")
@@ -143,6 +142,14 @@ def solver_table(summary: Comparison, chosen: ComparedPlan) -> Table:
             style="bold" if row is chosen else None,
         )
     return table
+
+
+def bound_text(lower_bound_s: float) -> str:
+    """Return what the lower bound is one of."""
+    return (
+        f"lower bound {units.seconds(lower_bound_s)}: no plan that averages every "
+        "gradient as it is takes less on this link"
+    )
 
 
 def compression_of(row: ComparedPlan) -> str:

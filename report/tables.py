@@ -66,7 +66,13 @@ def tables(document: Document, *, briefly: bool = False) -> Iterator[Table]:
             )
     elif isinstance(document, Tuning):
         yield _summary("tuning", tuning_rows(document))
-        yield _listing("plans that were tried", TRIAL_HEADER, trial_rows(document))
+        yield _listing(
+            "plans that were tried",
+            TRIAL_HEADER,
+            trial_rows(document),
+            caption="measured: as if the baseline, which is in every round, had been "
+            "equally fast in all",
+        )
         judged = judged_rows(document)
         if judged:
             yield _listing("trained beside each other", JUDGED_HEADER, judged)
@@ -188,9 +194,12 @@ def _summary(title: str, rows: Sequence[Fact]) -> Table:
 
 
 def _listing(
-    title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    caption: str | None = None,
 ) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, caption=caption)
     for name in header:
         table.add_column(name)
     for row in rows:

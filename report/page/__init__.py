@@ -7,11 +7,14 @@ block names the template that lays it out. Text is escaped by the templates.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from comm_plan.report.page.blocks import Section
 from comm_plan.report.page.buckets import buckets
@@ -39,6 +42,8 @@ SECTIONS: tuple[Callable[[Given], Section | None], ...] = (
 )
 """Every section, in the order of the page."""
 
+_WHOLE = re.compile(r"(--[\w-]+|[\d.]+ (?:%|(?:[mun]?s|[GMk]?B|[GMk]bit/s)\b))")
+
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -56,13 +61,25 @@ def to_page(given: Given) -> str:
     )
 
 
+def _whole(text: str) -> Markup:
+    """Return ``text``, in which no line ends within an option or before a unit."""
+    spans = _WHOLE.split(text)
+    kept = (
+        Markup('<span class="whole">{}</span>').format(span) if odd else escape(span)
+        for span, odd in zip(spans, cycle((False, True)), strict=False)
+    )
+    return Markup("").join(kept)
+
+
 @cache
 def _environment() -> Environment:
     """Return what lays blocks out; it takes longer to read than a page to write."""
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["whole"] = _whole
+    return environment

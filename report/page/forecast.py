@@ -19,7 +19,12 @@ from comm_plan.report.page.blocks import (
 )
 from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import Forecast, Given
-from comm_plan.report.solvers import ComparedPlan, Comparison, compression_of
+from comm_plan.report.solvers import (
+    ComparedPlan,
+    Comparison,
+    bound_text,
+    compression_of,
+)
 
 
 def solvers(given: Given) -> Section | None:
@@ -52,10 +57,7 @@ def _compared(forecast: Forecast) -> Iterator[Block]:
         ("solver", "iteration", "exposed", "buckets", "x lower bound", "compression"),
         tuple(_row(row) for row in comparison.rows),
     )
-    yield Text(
-        f"Lower bound {units.seconds(comparison.lower_bound_s)}: no dense plan is "
-        "faster on this link."
-    )
+    yield Text(f"{bound_text(comparison.lower_bound_s).capitalize()}.")
     for name, reason in comparison.left_out.items():
         yield Text(f"{name} is left out: {reason}")
 

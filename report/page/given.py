@@ -149,6 +149,7 @@ class Given:
         links: dict[EmulatedLink, list[str]] = {}
         for name, document in self.files:
             link = getattr(document, "emulated_link", None)
-            if link is not None:
-                links.setdefault(link, []).append(PurePath(name).name)
+            short = PurePath(name).name
+            if link is not None and short not in links.setdefault(link, []):
+                links[link].append(short)
         return links

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comm_plan.plans import EmulatedLink
 from comm_plan.plans.plan import TODAY, WORTHWHILE
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
@@ -97,9 +96,11 @@ def fastest_run(given: Given) -> Subject | None:
     timed = [run for run in given.runs if run.record.iteration.count]
     if not timed:
         return None
-    sharing = Counter(map(_conditions, timed))
-    fastest = min(timed, key=lambda run: (-sharing[_conditions(run)], _median_s(run)))
-    alike = [run for run in timed if _conditions(run) == _conditions(fastest)]
+    sharing = Counter(run.record.conditions for run in timed)
+    fastest = min(
+        timed, key=lambda run: (-sharing[run.record.conditions], _median_s(run))
+    )
+    alike = [run for run in timed if run.record.conditions == fastest.record.conditions]
     today = [
         run
         for solver in (STOCK_DDP, TODAY)
@@ -133,11 +134,6 @@ def _fastest(times: Sequence[tuple[str, float]]) -> tuple[str, float] | None:
 
 def _median_s(run: ShownRun) -> float:
     return run.record.iteration.median_s
-
-
-def _conditions(run: ShownRun) -> tuple[int, str, EmulatedLink | None]:
-    """Return what runs must agree in for their times to be compared."""
-    return run.record.world_size, run.record.backend, run.record.emulated_link
 
 
 def _planned(given: Given) -> Subject | None:

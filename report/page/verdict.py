@@ -31,10 +31,9 @@ def remarks(given: Given) -> Iterator[str]:
     run, subject = fastest_run(given), find_subject(given)
     if run and given.tuning:
         yield f"Of the runs: {_held_against(run)}."
-    elif run and given.forecast:
-        yield f"Before anything ran it was {_predicted(given.forecast)}."
-    elif subject and subject.plan and given.forecast and not given.tuning:
-        yield f"Of the solvers it is {_predicted(given.forecast)}."
+    elif subject and (run or subject.plan) and given.forecast and not given.tuning:
+        solvers = ", ".join(row.label for row in given.forecast.comparison.rows)
+        yield f"Of {solvers} it is {_predicted(given.forecast)}."
     if run is not None:
         yield from _noise(run)
     for shown in given.plans:

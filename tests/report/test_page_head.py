@@ -10,6 +10,7 @@ from comm_plan.planner import Settings, make_problem, summarise
 from comm_plan.plans import Bucket, EmulatedLink
 from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.run import STOCK_DDP
+from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
 from comm_plan.report.page.given import Forecast
@@ -358,3 +359,13 @@ def test_documents_of_two_models_are_refused():
     other = build.profile([0.1], [5])
     with pytest.raises(MismatchError, match=r"1\.json: model fingerprint sha256:"):
         given(PROFILE, build.plan(other))
+
+
+def test_no_line_of_the_head_ends_within_an_option_or_before_a_unit():
+    trial = build.trial("threshold", 0.05, 0.051)
+    advice = "saves 12.5 % of 3 ms; tune --objective loss says < more"
+    page = to_page(given(build.tuning(PROFILE, trial, advice=advice)))
+    whole = ("12.5 %", "3 ms", "--objective")
+    spans = [f'<span class="whole">{each}</span>' for each in whole]
+    expected = "saves {} of {}; tune {} loss says &lt; more".format(*spans)
+    assert f"<h1>{expected}</h1>" in page
