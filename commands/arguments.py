@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from comm_plan.errors import InputError, unknown
 from comm_plan.planner.solvers import SOLVERS
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from comm_plan.commands.options import Training
     from comm_plan.runtime.density_warmup import DensityWarmup
     from comm_plan.runtime.learning_rate import LearningRate
-
-Number = TypeVar("Number", int, float)
 
 
 def value(choice: Enum | None) -> str | None:
@@ -90,14 +88,14 @@ def kinds_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """Return numbers that are separated by commas.
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Return whole numbers that are separated by commas.
 
     Raises:
         InputError: one is none; ``option`` is named.
     """
     try:
-        return [kind(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
 
@@ -122,7 +120,7 @@ def lengths_of_rounds(text: str | None) -> list[int]:
     Raises:
         InputError: one is none, or out of range.
     """
-    lengths = [] if text is None else numbers("--local-steps", text, int)
+    lengths = [] if text is None else whole_numbers("--local-steps", text)
     for every in lengths:
         with refused_as("--local-steps"):
             LocalSteps(every=every)

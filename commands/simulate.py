@@ -55,7 +55,7 @@ def simulate(
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,
-        arguments.numbers("--world-sizes", world_sizes, int),
+        arguments.whole_numbers("--world-sizes", world_sizes),
         names,
         Settings(
             algorithm=arguments.value(algorithm),

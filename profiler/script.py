@@ -57,7 +57,7 @@ from comm_plan.profiler.timings import (
 )
 from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import (
-    Callbacks,
+    Listener,
     ParameterPlace,
     attach,
     attach_to_optimizers,
@@ -190,7 +190,7 @@ class profile:
         self._rows = sparse_rows(self._parameters)
 
 
-class _Steps:
+class _Steps(Listener):
     """Takes the times of steps as hooks tell of them."""
 
     def __init__(
@@ -222,16 +222,7 @@ class _Steps:
             parameter: ParameterPlace(name, 0, index)
             for index, (name, parameter) in enumerate(self._parameters.items())
         }
-        callbacks = Callbacks(
-            listening=lambda: True,
-            on_forward=self._on_forward,
-            on_backward=self._on_backward,
-            on_gradient=self._on_gradient,
-            on_backward_end=self._on_backward_end,
-            on_any_forward=self._forget_failed,
-            on_backward_lost=self._forget_failed,
-        )
-        hooks = attach(model, places, callbacks)
+        hooks = attach(model, places, self)
         hooks.enter_context(attach_to_optimizers(self._own, after=self._on_updated))
         counting = model.register_forward_pre_hook(
             copyable(self._count), with_kwargs=True
@@ -275,20 +266,24 @@ class _Steps:
         if counts and first is not None and first.ndim:
             self._samples += len(first)
 
-    def _on_forward(self) -> None:
+    def on_forward(self) -> None:
         if self._begun:
             return
         self._begun = True
         self._watch.mark(FORWARD)
 
-    def _forget_failed(self) -> None:
+    def on_any_forward(self) -> None:
         """Begin the step once more whose backward raised, so that it has no end."""
         if self._graph_task is not None:
             self._graph_task = None
             self._begun = False
             self._samples = 0
 
-    def _on_backward(self, graph_task: int) -> bool:
+    def on_backward_lost(self) -> None:
+        """Begin the step once more, though no forward came in between."""
+        self.on_any_forward()
+
+    def on_backward(self, graph_task: int) -> bool:
         if self._graph_task is not None:
             return False
         self._graph_task = graph_task
@@ -304,11 +299,11 @@ class _Steps:
             if parameter.grad is None:
                 self._watch.forget(FIRST_TENSOR + index)
 
-    def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+    def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         self._watch.mark(FIRST_TENSOR + place.index)
         self._order.append(place.index)
 
-    def _on_backward_end(self) -> None:
+    def on_backward_end(self) -> None:
         self._graph_task = None
         self._host_s = time.perf_counter() - self._begin_s
         self._watch.mark(MEETING)

@@ -552,7 +552,7 @@ class Engine(Joinable):
                 if moments is not None:
                     begun.callback(moments.remove)
             places = {parameters[place.name]: place for place in _places(plan)}
-            begun.enter_context(attach(self.model, places, self._steps.callbacks()))
+            begun.enter_context(attach(self.model, places, self._steps))
             self._executing.close()
             self._executing = begun.pop_all()
             undo.pop_all()

@@ -69,33 +69,44 @@ class ParameterPlace:
     index: int
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """What the hooks call.
+class Listener:
+    """What the hooks tell of; whoever wants to know overrides it."""
 
-    Attributes:
-        listening: whether to call anything now; not so within ``no_sync``.
-        on_forward: a training forward begins, not one that a checkpoint repeats.
-        on_backward: a gradient arrives in this graph task. Returns whether to call
-            ``on_backward_end`` at its end: true once a step.
-        on_gradient: this parameter's ``.grad`` is complete.
-        on_backward_end: no more gradients come.
-        on_local_forward: a training forward begins while nothing is listening.
-        on_any_forward: a forward begins, of training or not.
-        on_forward_failed: a training forward raised.
-        on_backward_lost: a gradient arrives after a backward that has failed: its end
-            was awaited, and is no longer.
-    """
+    def is_listening(self) -> bool:
+        """Return whether to tell of anything now; not so within ``no_sync``."""
+        return True
 
-    listening: Callable[[], bool]
-    on_forward: Callable[[], None]
-    on_backward: Callable[[int], bool]
-    on_gradient: Callable[[ParameterPlace, nn.Parameter], None]
-    on_backward_end: Callable[[], None]
-    on_local_forward: Callable[[], None] = _ignored
-    on_any_forward: Callable[[], None] = _ignored
-    on_forward_failed: Callable[[], None] = _ignored
-    on_backward_lost: Callable[[], None] = _ignored
+    def on_any_forward(self) -> None:
+        """Learn that a forward begins, of training or not."""
+
+    def on_forward(self) -> None:
+        """Learn that a training forward begins, not one that a checkpoint repeats."""
+
+    def on_local_forward(self) -> None:
+        """Learn that a training forward begins while nothing is told."""
+
+    def on_forward_failed(self) -> None:
+        """Learn that a training forward raised."""
+
+    def on_backward(self, graph_task: int) -> bool:
+        """Learn that a gradient arrives in this graph task.
+
+        Returns:
+            Whether to tell of its end: true once a step.
+        """
+        return True
+
+    def on_backward_lost(self) -> None:
+        """Learn that a gradient arrives after a backward that has failed.
+
+        Its end was awaited, and is no longer.
+        """
+
+    def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+        """Learn that this parameter's ``.grad`` is complete."""
+
+    def on_backward_end(self) -> None:
+        """Learn that no more gradients come."""
 
 
 OnStep = Callable[[torch.optim.Optimizer], None]
@@ -113,18 +124,18 @@ def updates(
 def attach(
     model: nn.Module,
     places: Mapping[nn.Parameter, ParameterPlace],
-    callbacks: Callbacks,
+    listener: Listener,
 ) -> ExitStack:
     """Hook ``model`` and its parameters.
 
-    The hooks of the model keep ``callbacks`` alive as long as the model. Those of its
+    The hooks of the model keep ``listener`` alive as long as the model. Those of its
     parameters do not, as the garbage collector does not see through tensors. A copy of
     the model has no hooks that do anything.
 
     Returns:
         What removes all hooks when it is closed.
     """
-    hooks = _Hooks(frozenset(places), callbacks)
+    hooks = _Hooks(frozenset(places), listener)
     attached = ExitStack()
     # Kept, what adds up a parameter's gradients has one stream, on which all hooks run;
     # else each forward makes it anew, on the stream of that part of the model.
@@ -257,11 +268,9 @@ class _NoHook:
 class _Hooks:
     """The hooks, with the signatures that PyTorch wants; held by what they hook."""
 
-    def __init__(
-        self, parameters: frozenset[nn.Parameter], callbacks: Callbacks
-    ) -> None:
+    def __init__(self, parameters: frozenset[nn.Parameter], listener: Listener) -> None:
         self._parameters = parameters
-        self._callbacks = callbacks
+        self._listener = listener
         self._in_forward = False
         self._awaited: weakref.ref[_End] | None = None
 
@@ -280,14 +289,14 @@ class _Hooks:
         if torch._C._current_graph_task_id() != NO_BACKWARD:  # a checkpoint
             return
         if not self._is_watching:  # nor a forward beside backward, of another thread
-            self._callbacks.on_any_forward()
+            self._listener.on_any_forward()
         if not (torch.is_grad_enabled() and model.training):
             return
-        if self._callbacks.listening():
-            self._callbacks.on_forward()
+        if self._listener.is_listening():
+            self._listener.on_forward()
             self._in_forward = True
         else:
-            self._callbacks.on_local_forward()
+            self._listener.on_local_forward()
 
     def on_output(self, model: nn.Module, inputs: object, output: object) -> None:
         """Learn of the start of backward where the loss is, even if nothing is used."""
@@ -303,7 +312,7 @@ class _Hooks:
         """Tell of a forward that raised, after which ``on_output`` was not called."""
         if self._in_forward:
             self._in_forward = False
-            self._callbacks.on_forward_failed()
+            self._listener.on_forward_failed()
 
     def _has_hooked(self, output: torch.Tensor) -> bool:
         """Return whether the model has returned this very tensor before."""
@@ -314,20 +323,20 @@ class _Hooks:
 
     def on_output_gradient(self) -> None:
         """Watch for the end of this backward."""
-        if self._callbacks.listening() and not self._is_watching:
+        if self._listener.is_listening() and not self._is_watching:
             self._watch_backward()
 
     def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
         """Hand on a complete gradient."""
         if not self._is_watching:
-            if not self._callbacks.listening():
+            if not self._listener.is_listening():
                 return
             self._watch_backward()
-        self._callbacks.on_gradient(place, parameter)
+        self._listener.on_gradient(place, parameter)
 
     @property
     def _expects_backward(self) -> bool:
-        return self._callbacks.listening() and torch.is_grad_enabled()
+        return self._listener.is_listening() and torch.is_grad_enabled()
 
     @property
     def _is_watching(self) -> bool:
@@ -348,15 +357,15 @@ class _Hooks:
             )
         if self._awaited is not None:
             self._awaited = None
-            self._callbacks.on_backward_lost()
-        if self._callbacks.on_backward(torch._C._current_graph_task_id()):
+            self._listener.on_backward_lost()
+        if self._listener.on_backward(torch._C._current_graph_task_id()):
             end = _uncompiled(_End)(self._on_backward_end)
             self._awaited = weakref.ref(end)
             Variable._execution_engine.queue_callback(end)
 
     def _on_backward_end(self) -> None:
         self._awaited = None
-        self._callbacks.on_backward_end()
+        self._listener.on_backward_end()
 
 
 class _End:

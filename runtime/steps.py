@@ -20,7 +20,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from comm_plan.errors import CollectiveError, NonFiniteError, RunError
 from comm_plan.runtime.buffers import Buffers
-from comm_plan.runtime.hooks import Callbacks, ParameterPlace
+from comm_plan.runtime.hooks import Listener, ParameterPlace
 from comm_plan.runtime.rounds import Rounds
 from comm_plan.runtime.sides import EngineMomentum
 from comm_plan.runtime.step import Refusal, Setup, Step
@@ -36,7 +36,7 @@ SPOILT = (
 )
 
 
-class Steps:
+class Steps(Listener):
     """The steps of an engine, one after the other.
 
     Args:
@@ -101,20 +101,6 @@ class Steps:
         """Forget the step under way for a new one; of its set-up ``changes`` differ."""
         self.setup = replace(self.setup, **changes) if changes else self.setup
         self.current = Step(self.setup, self.number, self.density_floor)
-
-    def callbacks(self) -> Callbacks:
-        """Return what the hooks of the model call."""
-        return Callbacks(
-            listening=self._is_listening,
-            on_any_forward=self.give_up_failed,
-            on_forward=self._on_forward,
-            on_forward_failed=self._on_forward_failed,
-            on_local_forward=self._on_local_forward,
-            on_backward=self._on_backward,
-            on_backward_lost=self._on_backward_lost,
-            on_gradient=self._on_gradient,
-            on_backward_end=self._on_backward_end,
-        )
 
     # What the engine asks for
 
@@ -211,14 +197,18 @@ class Steps:
 
     # What the hooks call
 
-    def _is_listening(self) -> bool:
+    def is_listening(self) -> bool:
         """Return whether the next backward is a step; DDP's switch is heeded too."""
         if self.rounds is not None:
             return False
         wanted: bool = vars(self._model).get("require_backward_grad_sync", True)
         return self.listening and wanted
 
-    def _on_forward(self) -> None:
+    def on_any_forward(self) -> None:
+        """Give up the step whose backward failed, if one did."""
+        self.give_up_failed()
+
+    def on_forward(self) -> None:
         """Begin a step; align buffers with rank 0 if another forward was before."""
         self.require_finished()
         self._enter()
@@ -230,7 +220,8 @@ class Steps:
                 self._align_buffers()
         self._buffers.touched = True
 
-    def _on_local_forward(self) -> None:
+    def on_local_forward(self) -> None:
+        """Settle what the step before has left; this one may begin here."""
         self._momentum.settle()
         self._note_begun()
 
@@ -245,7 +236,7 @@ class Steps:
         if (again or moments.begun is None) and not is_cut:
             moments.begun = moments.now()
 
-    def _on_forward_failed(self) -> None:
+    def on_forward_failed(self) -> None:
         """Take the next forward for this one, which the other ranks do not repeat."""
         self._forward_failed = True
 
@@ -274,7 +265,7 @@ class Steps:
                 self.number,
             )
 
-    def _on_backward_lost(self) -> None:
+    def on_backward_lost(self) -> None:
         """Give up a backward that failed, unless a forward has done so.
 
         Raises:
@@ -288,7 +279,8 @@ class Steps:
                 "caught"
             )
 
-    def _on_backward(self, graph_task: int) -> bool:
+    def on_backward(self, graph_task: int) -> bool:
+        """Note that backward begins; tell its end for the first one of the step."""
         first = self.current.graph_task is None
         if first:
             if self.awaits_update:
@@ -297,13 +289,14 @@ class Steps:
             self.current.moments.backward = self.current.moments.now()
         return first
 
-    def _on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+    def on_gradient(self, place: ParameterPlace, parameter: nn.Parameter) -> None:
+        """Hand the gradient to the step under way."""
         if not self.current.forward_pending:  # of a part of the model, or in eval()
             self._enter()
             self._buffers.touched = True
         self.current.add(place, parameter)
 
-    def _on_backward_end(self) -> None:
+    def on_backward_end(self) -> None:
         """Finish the step unless gradients are missing that may still come."""
         self.current.graph_task = None
         if not self.current.received:

@@ -257,7 +257,7 @@ class Observed(Engine):
     def work_s(self):
         """Return what its buckets take; nothing while it rests."""
         kinds = [bucket.compressor.kind for bucket in self.plan.buckets]
-        return [WORK_S[kind] * self._steps._is_listening() for kind in kinds]
+        return [WORK_S[kind] * self._steps.is_listening() for kind in kinds]
 
 
 class Told(Trial):
@@ -354,7 +354,7 @@ EXPOSED_S = 3.0
 
 def is_working():
     """Return whether the last engine takes part in this iteration."""
-    return Observed.latest is not None and Observed.latest._steps._is_listening()
+    return Observed.latest is not None and Observed.latest._steps.is_listening()
 
 
 def test_what_is_done_after_backward_is_left_out(digits, timed):

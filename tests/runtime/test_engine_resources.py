@@ -219,7 +219,7 @@ class Noting:
     def __init__(self, moments):
         self.moments, self.found = moments, {}
         self.knows, self.reset = moments.knows, moments.reset
-        self.remove = moments.remove
+        self.remove, self.of_parts = moments.remove, moments.of_parts
 
     def of(self, parameter):
         self.found[parameter.shape] = moment = self.moments.of(parameter)
