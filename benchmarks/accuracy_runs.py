@@ -98,7 +98,7 @@ class Results:
         return forms
 
     def add(self, run: Run) -> None:
-        """Write ``run`` behind the others."""
+        """Write ``run`` after the others."""
         content = self._content()
         content["runs"].append(asdict(run))
         self._write(content)

@@ -63,7 +63,7 @@ TUNINGS: dict[str, tuple[str, ...]] = {"tuned": (), TUNED: ANY_ACCURACY}
 """What ``tune`` is told, by the name of the plan that it chooses."""
 
 AFTER = "after"
-"""Folder of what was measured again behind the rounds."""
+"""Folder of what was measured again after the rounds."""
 
 Costs = tuple[Profile, Network]
 
@@ -121,7 +121,7 @@ def run(
 
     Returns:
         The plans, and what ``prediction_rounds`` wrote. Profile and network are in the
-        folder, as they were before the rounds and, in ``after``, behind them.
+        folder, as they were before the rounds and, in ``after``, after them.
     """
     rate = None if arguments.rate == UNLIMITED else arguments.rate
     name = workload(arguments.workload, folder)
@@ -276,7 +276,7 @@ def after_sentence(
     plans: dict[str, Plan],
     costs: Costs,
 ) -> str:
-    """Return how far off predictions are by what was measured behind the rounds.
+    """Return how far off predictions are by what was measured after the rounds.
 
     Args:
         after: profile and network; None: not measured, and nothing is said.
@@ -294,7 +294,7 @@ def after_sentence(
         for row, other in zip(rows, later, strict=True)
     ]
     return (
-        f"- Measured again behind the rounds, profile and network predict: "
+        f"- Measured again after the rounds, profile and network predict: "
         f"{tables.error_sentence(later)}. Between both: "
         f"{tables.error_sentence(between)}.\n"
     )

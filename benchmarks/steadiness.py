@@ -2,7 +2,7 @@
 
 A rank on each core runs iterations that meet no other, for minutes. Of each second it
 is asked how far the median of a stretch as long as a profile takes lies from the median
-of the minute behind it: of four windows within the stretch, as the profiler has them,
+of the minute after it: of four windows within the stretch, as the profiler has them,
 of twelve that take no longer together, and of the whole stretch. Writes a table
 (Markdown) and the figures (JSON) to ``benchmarks/results``.
 
@@ -73,7 +73,7 @@ def main() -> None:
         tables.markdown(["core", "from", "median", "9 of 10", "worst"], rows),
         f"Iterations of digits on all {cores()} cores for {arguments.minutes:g} "
         f"minutes, none of which waits for another core: how far the median of "
-        f"{STRETCH * TICK_S:g} s is from that of the {FOLLOWING * TICK_S:g} s behind.",
+        f"{STRETCH * TICK_S:g} s is from that of the {FOLLOWING * TICK_S:g} s after it.",
     ]
     print(tables.save("steadiness", parts, {"tick_s": TICK_S, "medians_s": of_cores}))
 
