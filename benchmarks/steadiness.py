@@ -73,7 +73,7 @@ def main() -> None:
         tables.markdown(["core", "from", "median", "9 of 10", "worst"], rows),
         f"Iterations of digits on all {cores()} cores for {arguments.minutes:g} "
         f"minutes, none of which waits for another core: how far the median of "
-        f"{STRETCH * TICK_S:g} s is from that of the {FOLLOWING * TICK_S:g} s after it.",
+        f"{STRETCH * TICK_S:g} s is from that of the {FOLLOWING * TICK_S:g} s after.",
     ]
     print(tables.save("steadiness", parts, {"tick_s": TICK_S, "medians_s": of_cores}))
 

@@ -45,7 +45,10 @@ _ROUNDING_OF_LARGE = 1e-3  # times the bandwidth: a text keeps four digits of it
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One size; bandwidths in 1e9 bytes per second, ``wrong`` results if counted."""
+    """One size; bandwidths in 1e9 bytes per second, ``wrong`` results if counted.
+
+    ``of_launch``: its time is what the CPU takes to launch it, not the collective's.
+    """
 
     nbytes: int
     time_us: float
@@ -54,6 +57,7 @@ class ResultRow:
     redop: str = "none"
     root: int = -1
     wrong: float = 0.0
+    of_launch: bool = False
     iterations: int = DEFAULT_ITERATIONS
     min_us: float | None = None
     p95_us: float | None = None
@@ -72,6 +76,10 @@ def samples(rows: Iterable[ResultRow], source: str) -> tuple[Sample, ...]:
 
 
 def _sample(row: ResultRow, source: str) -> Sample:
+    if row.of_launch:
+        raise DocumentError(
+            f"{source}: times are the CPU's, which launches: run nccl-tests without -C"
+        )
     if row.wrong > 0:
         raise DocumentError(
             f"{source}: {row.wrong:g} wrong results at {row.nbytes} bytes: its times "

@@ -148,6 +148,7 @@ def _row(
             root=int(cells.get("root", "-1")),
             wrong=float(cells.get("wrong", "0").replace("N/A", "0")),
             iterations=iterations,
+            of_launch="cputime" in cells,
         )
     except (KeyError, ValueError):
         return None

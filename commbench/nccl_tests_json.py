@@ -66,7 +66,8 @@ def _measurement(
     rows = [_row(result, iterations) for result in report["results"]]
     program = re.search(r"\w+?_perf", " ".join(report.get("args", [])[:1]))
     ranks = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
-    most = max([ranks, *(int(device["rank"]) + 1 for device in devices)])
+    # Of each process only the first device is named.
+    most = max((int(device["rank"]) for device in devices), default=0) + ranks
     world_size = most if most > 1 else None
     name = program and program[0]
     return Measurement(
@@ -95,4 +96,5 @@ def _row(result: Mapping[str, Any], iterations: int) -> ResultRow:
         iterations=int(result.get("actual_iterations", iterations)),
         min_us=single.get("min_us"),
         p95_us=single.get("p95_us"),
+        of_launch="cpu_time" in times,
     )

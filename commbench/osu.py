@@ -124,6 +124,10 @@ def _sample(
         iterations = int(cells.get("Iterations", default))
     except (KeyError, ValueError):
         return None
+    if cells.get("Validation") == "Fail":
+        raise DocumentError(
+            f"{source}: wrong results at {nbytes} bytes: its times mean nothing"
+        )
     if not 0 < average < math.inf:
         raise DocumentError(
             f"{source}: {average:g} us at {nbytes} bytes: measure again"

@@ -48,10 +48,17 @@ def use_plan(
 
     Raises:
         DocumentError: a plan cannot be read.
-        InputError: no plan was given, or one has local steps.
+        InputError: no plan was given, or one has local steps, or the accelerator shards
+            the model (FSDP, DeepSpeed, Megatron).
     """
     if not plans:
         raise InputError("no plan is given: name one for each model")
+    kind = accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise InputError(
+            f"Accelerate distributes by {kind}, which averages gradients itself: plans "
+            "are for models that each process holds whole, as with DDP"
+        )
     loaded = [as_plan(plan) for plan in plans]
     for plan in loaded:
         check_every_step(plan, "Accelerate")

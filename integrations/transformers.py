@@ -55,9 +55,12 @@ def use_plan(
 
     Raises:
         DocumentError: the plan cannot be read.
-        InputError: it has local steps; by ``trainer.train()``: the trainer has made
-            another Accelerator, as for each trial of ``hyperparameter_search``.
+        InputError: it has local steps, or the trainer has a plan already; by
+            ``trainer.train()``: the trainer has made another Accelerator, as for each
+            trial of ``hyperparameter_search``, or has not prepared its model.
     """
+    if any(isinstance(c, _Residuals) for c in trainer.callback_handler.callbacks):
+        raise InputError("the trainer has a plan already: make another trainer")
     prepared = trainer.accelerator
     engines = accelerate.use_plan(prepared, plan, **options)
     residuals = _Residuals(engines.values(), lambda: trainer.accelerator is prepared)
@@ -69,6 +72,7 @@ def use_plan(
         resume_from_checkpoint: str | bool | None = None, *others: Any, **named: Any
     ) -> Any:
         residuals.resume_from(resume_from_checkpoint)
+        trainer.model_wrapped = trainer.model  # a compiled one would not be prepared
         return begin(resume_from_checkpoint, *others, **named)
 
     trainer.train = train
@@ -122,6 +126,11 @@ class _Residuals(TrainerCallback):  # type: ignore[misc]
                 "the trainer has made another Accelerator, as hyperparameter_search "
                 "does for each trial, which knows of no plan: search without, then "
                 "call use_plan on a trainer with what was found"
+            )
+        if not list(self._engines):
+            raise InputError(
+                "the trainer has not prepared its model, so nothing averages its "
+                "gradients: call trainer.train() before what else prepares it"
             )
         if state.global_step == 0:
             return

@@ -40,7 +40,7 @@ from comm_plan.planner import joint, lags_literal, optimal
 from comm_plan.planner.at_ratios import merged, merged_apart, sparse_at
 from comm_plan.planner.option import Option
 from comm_plan.planner.problem import Problem, Solution
-from comm_plan.planner.schedule import Compute, Schedule
+from comm_plan.planner.schedule import Schedule
 from comm_plan.plans.compression import TopK
 
 PRECISION = 1e-3
@@ -183,25 +183,20 @@ def _lowered(
         level = _smallest(in_time, highest)
         below = problem.simulate(at(max(level / (1 + PRECISION) ** 2, 1.0))[0])
         solution, ratios = at(level)
-        held = (
-            _from_last_start(below, problem.compute)
-            if level > 1
-            else np.ones_like(fixed)
-        )
+        held = _from_last_start(below) if level > 1 else np.ones_like(fixed)
         newly = ~fixed & np.isin(block, block[held])
         fixed |= newly if newly.any() else True
         fixed |= ~_is_sparse(solution)
     return _dense_where_in_time(problem, solution, ratios, limit_s)
 
 
-def _from_last_start(schedule: Schedule, compute: Compute) -> BoolArray:
+def _from_last_start(schedule: Schedule) -> BoolArray:
     """Return [L] which tensors are in the buckets that decide when all is received.
 
     Those since the channel was last idle; all where compression decides.
     """
     first = len(schedule.stops) - 1
-    sendable_s = schedule.ready_s + compute.handoffs_s[schedule.stops - 1]
-    while first > 0 and schedule.start_s[first] > sendable_s[first]:
+    while first > 0 and schedule.start_s[first] <= schedule.finish_s[first - 1]:
         first -= 1
     if schedule.compute_end_s >= schedule.finish_s[-1]:
         first = 0

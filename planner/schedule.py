@@ -18,7 +18,9 @@ Where a profile knows how computation and communication slow each other
 (``Contention``), every message has three phases one after another: it starts up, its
 bytes travel, it is decoded. While a phase and the computation go on beside each other,
 both proceed at the rates measured for that kind of phase; what the computation loses
-delays every gradient that is not ready yet. For a rate of 1 all is as above. Beside
+delays every gradient that is not ready yet. (For ``start_b`` a gradient that gets ready
+within a message counts as ready that much later; it waits for the message anyway, and
+``handoff_b`` at most too long.) For a rate of 1 all is as above. Beside
 compression the rates may be others than beside the model's own backward: they are
 mixed by how much there is of both, as if compression were spread evenly over backward.
 """

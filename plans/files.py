@@ -34,7 +34,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
             raise DocumentError(
                 f"{path}: is larger than 1 GiB: give a document of comm-plan"
             )
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")  # a byte order mark is no text
     except (OSError, ValueError) as error:
         raise DocumentError(f"{path}: cannot be read: {_reason(error)}") from None
 

@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from comm_plan.arrays import FloatArray
 from comm_plan.errors import InputError, one_line
@@ -46,6 +47,11 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
     if not parameters:
         raise InputError(f"model {name} has no trainable parameters: nothing to plan")
     for key, parameter in parameters.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(
+                f"parameter {key} of model {name} has no shape yet, as of a lazy "
+                "module: call the model once before"
+            )
         if dtype_name(parameter) not in DTYPE_NBYTES:
             raise InputError(
                 f"parameter {key} of model {name} is {dtype_name(parameter)}: only "

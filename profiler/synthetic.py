@@ -187,6 +187,13 @@ def _count(
             f"parameters of {name} get no gradient: {', '.join(sorted(missing))}: "
             "freeze them with requires_grad_(False)"
         )
+    grads = {key: parameter.grad for key, parameter in parameters.items()}
+    sparse = [key for key, g in grads.items() if g is not None and g.is_sparse]
+    if sparse:
+        raise InputError(
+            f"gradients of {name} are sparse, and how many rows they have is in the "
+            f"data: {', '.join(sparse)}: profile the model itself"
+        )
     backward = counter.get_total_flops() - forward
     done = accumulate((flops - forward for flops in reached.values()), max)
     shares = [flops / backward if backward else 1.0 for flops in done]

@@ -166,8 +166,8 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     def are_there(self) -> bool:
-        """Return whether there is one to go on from."""
-        return bool(self._common())
+        """Return whether there is one to go on from, though hosts may have lost it."""
+        return bool(self._names(incomplete=True))
 
     def load(
         self,
@@ -185,8 +185,8 @@ class Checkpoints:
             model: the model.
             optimizer: its optimizer.
             engine: the engine.
-            incomplete: files of ranks other than 0 may be lost, and what these ranks
-                remembered with them.
+            incomplete: files of ranks other than 0 may be lost, on a host that is new
+                all of them, and what these ranks remembered with them.
 
         Returns:
             How far the run had come, and the ``epoch_random`` that was saved.
@@ -195,7 +195,7 @@ class Checkpoints:
             InputError: there is none, or none can be read, or it is incomplete, or of
                 another model or settings.
         """
-        folder, contents, as_before = self._newest()
+        folder, contents, as_before = self._newest(incomplete)
         common = self._common_part(folder, contents)
         self._check_settings(folder, common["settings"])
         own = contents[_file(self._transport.rank)] if as_before else {}
@@ -292,8 +292,10 @@ class Checkpoints:
         )
         return written_by
 
-    def _newest(self) -> tuple[Path, dict[str, dict[str, Any]], bool]:
+    def _newest(self, incomplete: bool) -> tuple[Path, dict[str, dict[str, Any]], bool]:
         """Return the newest checkpoint that all ranks have and can read.
+
+        If it may be ``incomplete``, the newest with the file of rank 0.
 
         What is newer is removed: it is damaged, or a run left it that was killed while
         it wrote, unfinished everywhere or finished on some hosts only.
@@ -303,7 +305,7 @@ class Checkpoints:
             that the same ranks wrote.
         """
         problem = None
-        for name in sorted(self._common(), reverse=True):
+        for name in sorted(self._names(incomplete), reverse=True):
             folder = self._folder / name
             files, as_before = self._to_read(folder)
             contents, unreadable = checkpoint_file.read_all(folder, files)
@@ -330,10 +332,11 @@ class Checkpoints:
         return sorted(held[ranks.rank].difference(*held[: ranks.rank])), False
 
     def _is_of_as_many(self, contents: dict[str, dict[str, Any]]) -> bool:
-        """Return whether as many ranks as there are wrote the files; not so if lost."""
+        """Return whether as many ranks as there are wrote all files; not so if lost."""
         (own,) = contents.values()
-        written_by: int = own["engine"]["world_size"]
-        return written_by == self._transport.world_size
+        ranks = self._transport
+        written_by = ranks.gather_objects(own["engine"]["world_size"])
+        return all(number == ranks.world_size for number in written_by)
 
     def _first(self, problem: str | None) -> str | None:
         """Return the first rank's problem, if any has one."""
@@ -345,11 +348,14 @@ class Checkpoints:
             if path.name > name:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _common(self) -> set[str]:
-        """Return the names of those that all hosts have."""
-        names_here = {path.name for path in self._all()}
-        common: set[str] = set.intersection(*self._transport.gather_objects(names_here))
-        return common
+    def _names(self, incomplete: bool) -> set[str]:
+        """Return the names of those that all hosts have.
+
+        If they may be ``incomplete``, of those of which some host has rank 0's file.
+        """
+        here = [p for p in self._all() if not incomplete or (p / _file(0)).exists()]
+        names = self._transport.gather_objects({path.name for path in here})
+        return set.union(*names) if incomplete else set.intersection(*names)
 
     def _all(self) -> list[Path]:
         return sorted(

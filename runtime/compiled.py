@@ -8,8 +8,10 @@ in one bucket, which is sent as a whole anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from comm_plan.plans import Plan, as_plan
@@ -22,7 +24,8 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
 
     In place: names, ``state_dict()`` and the model's class stay as they are. What lies
     between the parts, and what has no parameters, runs as before. A list or dictionary
-    of modules, which is never called itself, is compiled entry by entry.
+    of modules, which is never called itself, is compiled entry by entry; all else has
+    to be called as a module (not by ``training_step``, as Lightning does).
 
     Args:
         model: the model that the plan is for.
@@ -51,7 +54,7 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
         children = dict(module.named_children())
         within = len(buckets) == 1 or (buckets and not children)
         if within and _has_forward(module):
-            module.compile(**options)
+            _compile(module, **options)
             compiled.append(name)
             return
         for child, part in children.items():
@@ -59,6 +62,20 @@ def compile_blocks(model: nn.Module, plan: Plan | str, **options: Any) -> list[s
 
     visit("", model)
     return compiled
+
+
+def _compile(module: nn.Module, **options: Any) -> None:
+    """Do what ``module.compile`` does, for classes of ``torch.nn`` too.
+
+    It hands the compiler nothing but frames of ``torch.nn``, which that one skips until
+    there is a ``forward`` of somebody else.
+    """
+    call: Callable[..., Any] = module._call_impl
+
+    def entered(*inputs: Any, **keywords: Any) -> Any:
+        return call(*inputs, **keywords)
+
+    module._compiled_call_impl = torch.compile(entered, **options)
 
 
 def _has_forward(module: nn.Module) -> bool:

@@ -73,7 +73,13 @@ from comm_plan.runtime.refusals import (
 )
 from comm_plan.runtime.rounds import rounds_of
 from comm_plan.runtime.sides import EngineMomentum
-from comm_plan.runtime.state import EngineState, Remembered, gathered, share_of
+from comm_plan.runtime.state import (
+    EngineState,
+    Remembered,
+    gathered,
+    share_of,
+    without_residuals,
+)
 from comm_plan.runtime.step import OnNonFinite, OnReduced, SecondMoments, Setup
 from comm_plan.runtime.steps import Steps
 from comm_plan.runtime.timing import Moments
@@ -365,12 +371,15 @@ class Engine(Joinable):
                 "in the middle of a round of local steps the ranks' models differ: "
                 "call engine.synchronise() on all ranks first"
             )
+        if not self._steps.awaits_update:
+            self._momentum.settle()
         ranks = self._transport
         return {
             "step": self.step,
             "skipped_steps": self.skipped_steps,
             "world_size": ranks.world_size,
             "scale": self._steps.scale,
+            "of_rounds": self._steps.rounds is not None,
             "ranks": {str(ranks.rank): self.remembered()},
         }
 
@@ -386,9 +395,10 @@ class Engine(Joinable):
         """Take over :meth:`state_dict`, also from a run under another plan.
 
         All ranks call it, after ``optimizer.load_state_dict``: where only one of the
-        two plans corrects momentum, it changes sides. From a run of another number of
-        ranks it takes the parts of all of them (:meth:`gathered_state`): every rank
-        then gets their mean.
+        two plans corrects momentum, it changes sides, and where only one has local
+        steps, what waits in residuals is dropped. From a run of another number of ranks
+        it takes the parts of all of them (:meth:`gathered_state`): every rank then gets
+        their mean.
 
         Raises:
             MismatchError: parts that are needed are not there.
@@ -399,6 +409,13 @@ class Engine(Joinable):
             self._transport.rank,
             self._transport.world_size,
         )
+        if state["of_rounds"] != (self._steps.rounds is not None):
+            remembered = without_residuals(remembered)
+            if self._transport.rank == 0:
+                logger.warning(
+                    "what a compressor held back is dropped: gradients are no moves of "
+                    "parameters, which local steps send"
+                )
         self._steps.number = state["step"]
         self._steps.skipped = state["skipped_steps"]
         self._steps.scale = state["scale"]

@@ -135,11 +135,14 @@ class Rounds:
         self.taken = 0
 
     def _forget_nonfinite(self) -> None:
-        """Let what holds inf or NaN begin at 0, as else the next rounds would be so."""
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, torch.Tensor) and not value.isfinite().all():
-                    value.zero_()
+        """Let the optimizer begin anew where it remembers inf or NaN.
+
+        Else the next rounds would be so.
+        """
+        for parameter, state in list(self._optimizer.state.items()):
+            tensors = (v for v in state.values() if isinstance(v, torch.Tensor))
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                del self._optimizer.state[parameter]
 
     def state(self) -> Remembered:
         """Return the outer momentum, equal on all ranks."""

@@ -145,7 +145,7 @@ class EngineMomentum:
             self._taken.settle()
 
     def close(self) -> None:
-        """Leave the optimizer as it was."""
+        """Leave the optimizer to itself; velocities go with the engine."""
         if self._taken is not None:
             self._taken.close()
             self._taken = None

@@ -8,7 +8,7 @@ from typing import TypedDict, TypeVar
 import torch
 
 from comm_plan.errors import MismatchError
-from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS
+from comm_plan.plans.compression import EQUAL_ON_ALL_RANKS, POWERS, VELOCITY
 from comm_plan.transports.base import Transport
 
 T = TypeVar("T")
@@ -23,14 +23,31 @@ class EngineState(TypedDict):
     What is remembered (:data:`Remembered`) differs from rank to rank and is kept by it,
     so that several ranks' states can be merged into one, as
     ``torch.distributed.checkpoint`` does. ``scale``: of the loss whose gradients are
-    in there.
+    in there. ``of_rounds``: of local steps, so that residuals are how far parameters
+    were to move, and no gradients.
     """
 
     step: int
     skipped_steps: int
     world_size: int
     scale: float
+    of_rounds: bool
     ranks: dict[str, Remembered]
+
+
+def without_residuals(remembered: Remembered) -> Remembered:
+    """Return ``remembered`` with nothing that waits to be sent, and what goes with it.
+
+    Velocities, which an optimizer may take over, stay.
+    """
+    waiting = POWERS.keys() - {VELOCITY}
+    return {
+        name: {
+            quantity: torch.zeros_like(tensor) if quantity in waiting else tensor
+            for quantity, tensor in quantities.items()
+        }
+        for name, quantities in remembered.items()
+    }
 
 
 def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:

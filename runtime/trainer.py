@@ -402,6 +402,7 @@ class Run:
         self.engine.synchronise()
         if self.engine.step > exchanges:
             self.recorder.add_end_of_round(time.perf_counter() - begun_s)
+        self._skipped = self.engine.skipped_steps  # the engine has told of this one
 
     def _evaluate(self, epoch: int) -> None:
         """Let rank 0 judge the model; the others wait, and no iteration counts it."""

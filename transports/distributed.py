@@ -21,9 +21,11 @@ import torch.distributed as dist
 
 from comm_plan.errors import (
     CollectiveError,
+    CommPlanError,
     MismatchError,
     PeerError,
     RunError,
+    WorkloadError,
     one_line,
 )
 from comm_plan.transports import event_loop, watch
@@ -409,10 +411,23 @@ def _watched(
     except CollectiveError as error:
         raise liveness.explain(error) from error
     except BaseException as error:
+        cause = error.__cause__ if isinstance(error, WorkloadError) else error
+        if _is_from_a_users_collective(cause):
+            failed = CollectiveError(one_line(str(cause)))
+            raise liveness.explain(failed) from error
         liveness.fail(str(error) or type(error).__name__)
         raise
     finally:
         liveness.close()
+
+
+def _is_from_a_users_collective(cause: BaseException | None) -> bool:
+    """Return whether a call of torch.distributed failed that is not of a transport."""
+    return (
+        cause is not None
+        and not isinstance(cause, CommPlanError)
+        and watch.is_from_a_collective(cause)
+    )
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device | None) -> str:

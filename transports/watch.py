@@ -94,7 +94,7 @@ class Watch:
 
     def _tell(self, error: BaseException) -> None:
         """Tell the others, or find out from them who is to blame."""
-        if isinstance(error, RunError) or not _is_from_a_collective(error):
+        if isinstance(error, RunError) or not is_from_a_collective(error):
             self._liveness.fail(str(error) or type(error).__name__)
             sys.stdout.flush()
             self.ranks.abort(getattr(error, "exit_code", 1))
@@ -145,6 +145,6 @@ def _failure(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _is_from_a_collective(error: BaseException) -> bool:
+def is_from_a_collective(error: BaseException) -> bool:
     """Return whether torch.distributed raised ``error``; gloo has no class for it."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -32,6 +32,7 @@ from comm_plan.runtime.step import OnNonFinite
 from comm_plan.runtime.timing import StepSeconds, median_timing
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload, endless
+from comm_plan.workloads.seeding import seed_all
 
 WARM_UP = 2
 """First iterations of a block, which are not counted: allocations, first touches."""
@@ -55,7 +56,7 @@ class Block:
             local steps the mean of the round.
         losses: [iterations], the mean over the ranks.
         timing: medians of when each bucket travelled, waiting for others left out;
-            None: of local steps.
+            None: of local steps, and where batches are cut.
         overhead_s: what else the block took: making the engine, the warm-up.
     """
 
@@ -147,6 +148,7 @@ class Trials:
         optimizer = self._workload.optimizer(model.parameters())
         with ExitStack() as entered:
             entered.enter_context(restored(model))
+            seed_all(chosen * ranks.world_size + ranks.rank)
             parts = self._micro_batches(plan, chosen)
             engine = Engine(
                 model,

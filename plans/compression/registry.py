@@ -64,11 +64,13 @@ BY_DEFAULT = tuple(name for spec in SPECS for name in spec.by_default)
 
 
 def spec_class(kind: str) -> type[Spec]:
-    """Return the spec of the compressor ``kind``.
+    """Return the spec of the compressor ``kind``; also that of sparse gradients.
 
     Raises:
         InputError: there is none.
     """
+    if kind == Rows.model_fields["kind"].default:
+        return Rows
     if kind not in KINDS:
         raise unknown("compressor", kind, KINDS)
     return KINDS[kind]

@@ -82,7 +82,7 @@ def _timings(given: Given) -> Iterator[Timeline]:
 
 def _measured(run: ShownRun, details: Sequence[str]) -> Iterator[Timeline]:
     timing = run.record.timing
-    if timing is not None:
+    if timing is not None and run.record.iteration.count:
         title = f"{run.name}: measured"
         median_s, steps = run.record.iteration.median_s, run.record.round_steps
         yield timed(title, timing, median_s, details, steps=steps)

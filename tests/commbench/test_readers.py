@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -172,6 +173,7 @@ def test_rows_of_no_bytes_are_left_out():
         (NEW.replace("1024.00", "   0.00"), "time 0 us at 8388608"),
         (NEW.replace("all_reduce_perf", "alltoall_perf"), "alltoall_perf is none of"),
         (NEW_HEAD, "no row under size"),
+        (re.sub(r"\btime\b", "cputime", NEW), "run nccl-tests without -C"),
     ],
 )
 def test_bad_nccl_text_is_refused(text, message):
@@ -219,6 +221,23 @@ def test_nccl_json():
     (sample,) = found.samples
     assert (sample.nbytes, sample.iterations) == (1048576, 30)
     assert sample.median_s == pytest.approx(250e-6)
+
+
+def test_nccl_json_names_the_first_device_of_each_process():
+    devices = [{"rank": rank, "hostname": "node"} for rank in (0, 8)]
+    config = REPORT["config"] | {"ngpus": 8, "devices": devices}
+    found = only(nccl_tests_json.read(json.dumps(REPORT | {"config": config})))
+    assert found.world_size == 16
+
+
+def test_nccl_json_of_the_times_of_launches_is_refused():
+    result = REPORT["results"][0]
+    times = {k: v for k, v in result["out_of_place"].items() if k != "time"}
+    launches = REPORT | {
+        "results": [result | {"out_of_place": times | {"cpu_time": 4.3}}]
+    }
+    with pytest.raises(DocumentError, match="run nccl-tests without -C"):
+        nccl_tests_json.read(json.dumps(launches))
 
 
 def test_nccl_json_without_a_name_is_told_by_its_rows():
@@ -296,6 +315,17 @@ def test_osu_full_columns():
     small, large = only(osu.read(text, world_size=2)).samples
     assert (small.min_s, small.p95_s) == pytest.approx((1.89e-6, 3.73e-6))
     assert (small.iterations, large.iterations) == (1000, 100)
+
+
+def test_osu_results_that_are_wrong_are_refused():
+    text = (
+        "# OSU MPI Allreduce Latency Test v7.4\n"
+        "# Size       Avg Latency(us)        Validation\n"
+        "4                       2.81              Pass\n"
+        "1048576               104.30              Fail\n"
+    )
+    with pytest.raises(DocumentError, match="wrong results at 1048576 bytes"):
+        osu.read(text, world_size=2)
 
 
 def test_osu_old_latency_with_its_default_iterations():

@@ -2,10 +2,12 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from comm_plan.errors import InputError
 from comm_plan.plans import TopK
 from comm_plan.tests.runtime.trainings import net, plan_for
 
@@ -57,3 +59,13 @@ def test_memory_that_is_freed_holds_no_engine(prepared):
     assert not accelerator._custom_objects
     gc.collect()
     assert gone() is None
+
+
+def test_what_shards_a_model_is_refused():
+    from accelerate import DistributedType
+
+    from comm_plan.integrations.accelerate import use_plan
+
+    sharding = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    with pytest.raises(InputError, match="distributes by FSDP"):
+        use_plan(sharding, plan_for(net(), 1))

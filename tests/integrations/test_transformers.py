@@ -31,7 +31,7 @@ def loaded(monkeypatch):
     return loads
 
 
-def prepared(folder, *, rate, steps=2):
+def prepared(folder, *, rate, steps=2, **changes):
     """Return a trainer with checkpoints in ``folder``, and its engines."""
     from transformers import Trainer, TrainingArguments
 
@@ -47,6 +47,7 @@ def prepared(folder, *, rate, steps=2):
         report_to="none",
         disable_tqdm=True,
         optim="sgd",
+        **changes,
     )
     model = WithLoss()
     trainer = Trainer(model, arguments, train_dataset=Samples(4 * BATCH))
@@ -100,4 +101,31 @@ def test_a_trial_of_a_search_is_not_trained_without_the_plan(tmp_path):
     trainer, _ = prepared(tmp_path, rate=0.1)
     trainer.create_accelerator_and_postprocess()
     with pytest.raises(InputError, match="another Accelerator"):
+        trainer.train()
+
+
+def test_a_second_plan_is_refused(tmp_path):
+    from comm_plan.integrations.transformers import use_plan
+
+    trainer, _ = prepared(tmp_path, rate=0.1)
+    with pytest.raises(InputError, match="has a plan already"):
+        use_plan(trainer, plan_for(WithLoss(), 1))
+
+
+def test_a_compiled_model_is_trained_by_the_plan_each_time(tmp_path):
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
+    trainer, engines = prepared(tmp_path, rate=0.1, **compiled)
+    for _ in range(2):
+        trainer.train()
+        (engine,) = engines.values()
+        assert engine.step == 2
+    engine.close()
+
+
+def test_a_model_that_nobody_prepared_is_not_trained_in_silence(tmp_path, monkeypatch):
+    trainer, _ = prepared(tmp_path, rate=0.1)
+    monkeypatch.setattr(
+        trainer.accelerator, "prepare_model", lambda model, *others, **named: model
+    )
+    with pytest.raises(InputError, match="nothing averages its gradients"):
         trainer.train()

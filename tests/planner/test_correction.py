@@ -65,6 +65,19 @@ def test_a_run_as_expected_changes_nothing():
     assert factors == pytest.approx((1.0,) * 4)
 
 
+@pytest.mark.parametrize("latency", [1.0, 3.0])
+def test_sparse_gradients_are_seen_too(latency):
+    profile = model()
+    first, *others = profile.tensors
+    sparse = first.model_copy(update={"rows": 5, "shape": (100, 10)})
+    profile = profile.model_copy(update={"tensors": (sparse, *others)})
+    plan = planned(profile, network())
+    assert "rows" in {bucket.compressor.kind for bucket in plan.buckets}
+    truth = predict(plan, profile, network(latency), SETTINGS)
+    change, *_ = corrected(plan, profile, network(), truth.predicted.timing)
+    assert change.latency == pytest.approx(latency, rel=0.05)
+
+
 def test_all_collectives_change_with_the_link():
     plan = planned(model(), network())
     truth = predict(plan, model(), network(3.0, 3.0), SETTINGS)

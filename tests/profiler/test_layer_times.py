@@ -55,6 +55,10 @@ def test_a_bad_table_is_refused_with_the_line_and_the_remedy(table, text, messag
         profile_from_layer_times(table(text))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(table):
+    assert profile_from_layer_times(table("\ufeff" + HEAD + "fc,1,0,1\n")).tensors
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
         profile_from_layer_times(tmp_path / "none.csv")

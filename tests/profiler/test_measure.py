@@ -268,6 +268,30 @@ def test_the_rows_of_sparse_gradients_are_counted():
     assert rows == {"0.weight": 2, "1.weight": None, "1.bias": None}
 
 
+class InTurns(nn.Module):
+    """A layer that every batch needs, and one that every second does."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.sometimes(self.always(x)) if self.calls % 2 else self.always(x)
+
+
+def test_who_gets_no_gradient_in_some_iterations_is_ready_when_backward_ends():
+    profile = measure(Toy(InTurns()), iterations=20)
+    assert len(profile.tensors) == 4
+    assert all(t.ready_s <= profile.backward_s * 1.5 for t in profile.tensors)
+
+
+def test_a_lazy_module_that_was_never_called_is_refused_by_name():
+    with pytest.raises(InputError, match=r"0\.weight .*lazy"):
+        measure(Toy(nn.Sequential(nn.LazyLinear(4))), iterations=20)
+
+
 class Normalised(Toy):
     """Batches that running statistics can be made of."""
 

@@ -68,6 +68,12 @@ def test_a_parameter_without_gradient_is_named():
         synthetic(model, torch.ones(1, 2))
 
 
+def test_how_sparse_a_gradient_is_cannot_be_counted():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"are sparse.* 0\.weight"):
+        synthetic(model, torch.ones(1, 2, dtype=torch.long))
+
+
 def test_the_speed_of_a_device_gives_the_times_of_a_perceptron():
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False))
     workload = load("digits", batch_size=5)

@@ -7,7 +7,7 @@ import pytest
 
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, make_problem, summarise
-from comm_plan.plans import Bucket, EmulatedLink
+from comm_plan.plans import Bucket, BucketTiming, EmulatedLink, Timing
 from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page import to_page
@@ -15,6 +15,7 @@ from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.cards import cards
 from comm_plan.report.page.given import Forecast
 from comm_plan.report.page.subject import find_subject
+from comm_plan.report.page.timelines import drawn
 from comm_plan.report.page.verdict import remarks, verdict
 from comm_plan.tests.support import documents as build
 
@@ -108,6 +109,16 @@ def test_local_steps_are_said_to_be_another_algorithm():
     assert said(plan).startswith("optimal, 4 local steps takes 20.0 % less time")
     (remark,) = remarks(given(plan))
     assert "another algorithm" in remark
+
+
+def test_a_run_without_an_iteration_has_no_measured_timeline():
+    run = build.run(OPTIMAL, [0.045] * 3)
+    (bucket,) = [BucketTiming(ready_s=1, start_s=1, finish_s=2)]
+    timing = Timing(backward_start_s=0, compute_end_s=1, buckets=(bucket,))
+    shown = run.model_copy(update={"timing": timing})
+    none = shown.iteration.model_copy(update={"count": 0, "median_s": 0.0})
+    assert len(drawn(given(shown))) == 1
+    assert not drawn(given(shown.model_copy(update={"iteration": none})))
 
 
 def test_a_run_on_another_link_than_its_plan_is_remarked():

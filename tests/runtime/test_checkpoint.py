@@ -4,6 +4,7 @@ import copy
 import hashlib
 import os
 import resource
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -287,6 +288,46 @@ def test_a_rank_whose_files_are_lost_is_missed_unless_the_run_is_elastic(
         run_ranks(ranks, lambda t: run(tmp_path, 4, t, resume=True))
     elastic = run_ranks(ranks, lambda t: run(tmp_path, 4, t, elastic=True))
     assert [record.steps for record in elastic] == [4] * ranks
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_an_elastic_run_goes_on_with_a_host_that_is_new(tmp_path, new):
+    """Unless it is the one that had the model."""
+
+    def rank(transport, steps):
+        folder = tmp_path / str(transport.rank)
+        return run(folder, steps, transport, elastic=True)
+
+    run_ranks(2, rank, 3)
+    shutil.rmtree(tmp_path / str(new))
+    if new == 0:
+        with pytest.raises(InputError, match="holds checkpoints of another run"):
+            run_ranks(2, rank, 5)
+        return
+    records = run_ranks(2, rank, 5)
+    assert [len(record.iterations_s) for record in records] == [2, 2]
+    assert len({record.parameters_sha256 for record in records}) == 1
+
+
+def test_an_elastic_run_goes_on_with_a_host_that_was_away(tmp_path):
+    def rank(transport, steps):
+        folder = tmp_path / str(transport.rank)
+        return run(folder, steps, transport, elastic=True)
+
+    run_ranks(2, rank, 3)
+    run_ranks(1, rank, 5)
+    records = run_ranks(2, rank, 7)
+    assert [record.steps for record in records] == [7, 7]
+    assert names(tmp_path / "0") == names(tmp_path / "1")
+
+
+def test_files_of_runs_of_different_sizes_are_no_reason_to_wait(tmp_path):
+    """Of one step: that of one rank is from after the other host was away."""
+    run_ranks(2, lambda t: run(tmp_path / str(t.rank), 3, t))
+    shutil.rmtree(tmp_path / "0")
+    run(tmp_path / "0", 3)
+    records = run_ranks(2, lambda t: run(tmp_path / str(t.rank), 5, t, elastic=True))
+    assert len({record.parameters_sha256 for record in records}) == 1
 
 
 def test_an_elastic_run_begins_where_there_is_nothing_to_go_on_from(tmp_path):

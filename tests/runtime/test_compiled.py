@@ -13,6 +13,9 @@ from comm_plan.errors import MismatchError, RunError
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
+# Of regions within a model: Dynamo looks at .grad of what it hides the warning of.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that")
+
 EAGER = {"backend": "aot_eager"}
 """Regions and their backward as with any backend, without a compiler's run."""
 
@@ -61,9 +64,57 @@ def trained(model, plan, steps=3):
     ],
 )
 def test_the_largest_modules_within_a_bucket_are_compiled(per_bucket, compiled):
-    model = blocks()
+    model, backend = blocks(), Counting()
     plan = plan_for(model, 1, per_bucket=per_bucket)
-    assert comm_plan.compile_blocks(model, plan, **EAGER) == compiled
+    assert comm_plan.compile_blocks(model, plan, backend=backend) == compiled
+    model(torch.ones(2, FEATURES))
+    assert backend.runs == len(compiled)
+
+
+class Counting:
+    """A compiler whose regions count how often they run."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, graph, inputs):
+        def run(*inputs):
+            self.runs += 1
+            return graph.forward(*inputs)
+
+        return run
+
+
+class Own(nn.Module):
+    """A layer that is no class of torch.nn."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Own,
+        lambda: nn.Linear(FEATURES, FEATURES),
+        lambda: nn.TransformerEncoderLayer(FEATURES, 1, FEATURES, dropout=0.0),
+    ],
+    ids=["own", "linear", "transformer"],
+)
+def test_every_block_is_compiled_whoever_wrote_it(block):
+    """However many there are: equal ones share what was compiled."""
+    torch.manual_seed(0)
+    model, backend = nn.Sequential(*(block() for _ in range(12))), Counting()
+    plain, x = copy.deepcopy(model), torch.randn(2, 3, FEATURES)
+    plan = plan_for(model, 1, per_bucket=len(list(model[0].parameters())))
+    assert len(comm_plan.compile_blocks(model, plan, backend=backend)) == 12
+    torch.testing.assert_close(model(x), plain(x))
+    assert backend.runs == 12
+    torch.testing.assert_close(copy.deepcopy(model)(x), plain(x))
 
 
 def test_a_layer_in_two_buckets_is_compiled_alone():

@@ -98,6 +98,32 @@ def test_what_the_optimizer_had_built_up_goes_on(name):
         )
 
 
+@pytest.mark.parametrize("name", SGD)
+def test_what_goes_on_is_in_a_state_that_is_saved_before_the_first_step(name):
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
+        plan = corrected(model, RANKS, *WHOLE["topk"])
+        train(model, optimizer, range(3), range(RANKS))
+        with parallelize(
+            model, plan, transport=transport, optimizer=optimizer
+        ) as engine:
+            saved = deepcopy(engine.state_dict())
+            optimizer_state = deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(optimizer_state)
+        with parallelize(
+            model, plan, transport=transport, optimizer=optimizer
+        ) as engine:
+            engine.load_state_dict(saved)
+            train(model, optimizer, range(3, STEPS), [transport.rank])
+        return [p.detach() for p in model.parameters()]
+
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
+        )
+
+
 def train(model, optimizer, steps, ranks):
     """Train by the mean of the losses of ``ranks``."""
     for step in steps:

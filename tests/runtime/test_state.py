@@ -85,6 +85,7 @@ def test_only_a_rank_that_keeps_them_gets_the_parts_of_the_others():
             "skipped_steps": 0,
             "world_size": 3,
             "scale": 1.0,
+            "of_rounds": False,
             "ranks": {str(transport.rank): {NAME: {"residual": torch.ones(2)}}},
         }
         return gathered(state, transport, keep=transport.rank == 1)

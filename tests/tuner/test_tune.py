@@ -320,6 +320,19 @@ def test_plans_that_are_slower_in_training_than_in_trials_train_as_long(
         assert max(ends) - min(ends) < 0.01
 
 
+def test_random_numbers_of_a_trial_are_those_of_its_seed():
+    """Whatever the process had drawn before, and the same for all plans."""
+    model = net(torch.nn.Dropout(0.5))
+    plan = plan_for(model, 1)
+    trials = Trials(workload(model, 1), LocalTransport())
+
+    def losses(seed):
+        torch.rand(3)
+        return trials.run(plan, 3, warm_up=0, seed=seed).losses.tolist()
+
+    assert losses(1) == losses(1) != losses(2)
+
+
 @pytest.mark.parametrize("local_steps", [None, LocalSteps(every=3)])
 def test_a_block_ends_when_its_seconds_are_over(local_steps):
     """Between whole rounds; without a limit all iterations are made."""
