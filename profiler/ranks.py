@@ -21,7 +21,7 @@ def slowest_of(ranks: Sequence[Timings]) -> Timings:
         ranks: by rank, of as many iterations and tensors each. The order of the tensors
             is rank 0's, so that all plan alike.
     """
-    ready = np.stack([each.ready_s for each in ranks])
+    ready = np.stack([each.waited_for_s for each in ranks])
     tensors = range(ready.shape[2])
     columns = [_slowest([*ready[:, :, tensor]]) for tensor in tensors]
     return Timings(

@@ -85,6 +85,16 @@ class Timings:
     ready_s: FloatArray
     orders: tuple[tuple[int, ...], ...]
 
+    @property
+    def waited_for_s(self) -> FloatArray:
+        """``ready_s``, and the end of backward where others had a gradient.
+
+        So long an engine waits for who gets one in some iterations only.
+        """
+        absent = np.isnan(self.ready_s)
+        sometimes = absent & ~absent.all(axis=0)
+        return np.where(sometimes, self.backward_s[:, None], self.ready_s)
+
 
 class Trial:
     """A workload on a device, ready to run iterations.
@@ -220,17 +230,12 @@ def timings_of(
         orders: likewise.
     """
     spans = np.diff(moments[:, :FIRST_TENSOR], axis=1)
-    ready_s = np.maximum(moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]], 0.0)
-    absent = np.isnan(ready_s)
-    # Who gets a gradient in other iterations only is waited for until backward ends.
-    waited_for = absent & ~absent.all(axis=0)
-    ready_s = np.where(waited_for, spans[:, [BACKWARD]], ready_s)
     return Timings(
         forward_s=spans[:, FORWARD],
         backward_s=spans[:, BACKWARD],
         update_s=spans[:, UPDATE],
         total_s=moments[:, DONE] - moments[:, FORWARD],
         host_backward_s=host_backward_s,
-        ready_s=ready_s,
+        ready_s=np.maximum(moments[:, FIRST_TENSOR:] - moments[:, [BACKWARD]], 0.0),
         orders=orders,
     )

@@ -410,8 +410,8 @@ class Engine(Joinable):
             self._transport.world_size,
         )
         if state["of_rounds"] != (self._steps.rounds is not None):
-            remembered = without_residuals(remembered)
-            if self._transport.rank == 0:
+            remembered, held = without_residuals(remembered)
+            if held and self._transport.rank == 0:
                 logger.warning(
                     "what a compressor held back is dropped: gradients are no moves of "
                     "parameters, which local steps send"

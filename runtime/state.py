@@ -35,19 +35,21 @@ class EngineState(TypedDict):
     ranks: dict[str, Remembered]
 
 
-def without_residuals(remembered: Remembered) -> Remembered:
-    """Return ``remembered`` with nothing that waits to be sent, and what goes with it.
+def without_residuals(remembered: Remembered) -> tuple[Remembered, bool]:
+    """Return ``remembered`` with nothing that waits to be sent, and if anything did.
 
     Velocities, which an optimizer may take over, stay.
     """
     waiting = POWERS.keys() - {VELOCITY}
+    states = remembered.values()
+    held = any(bool(of[kind].any()) for of in states for kind in waiting & of.keys())
     return {
         name: {
             quantity: torch.zeros_like(tensor) if quantity in waiting else tensor
             for quantity, tensor in quantities.items()
         }
         for name, quantities in remembered.items()
-    }
+    }, held
 
 
 def on_cpu(ranks: Mapping[str, Remembered]) -> dict[str, Remembered]:
