@@ -252,8 +252,7 @@ class Engine(Joinable):
     @property
     def cuts_batches(self) -> bool:
         """Whether second moments come from parts of each batch, one by one."""
-        moments = self._steps.setup.second_moments
-        return moments is not None and moments.of_parts
+        return self._steps.setup.cuts_batches
 
     @property
     def buckets(self) -> tuple[BucketExchange, ...]:

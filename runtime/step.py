@@ -94,6 +94,11 @@ class Setup:
     scaled: bool = False
     on_reduced: OnReduced | None = None
 
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether second moments come from parts of each batch, one by one."""
+        return self.second_moments is not None and self.second_moments.of_parts
+
     @cached_property
     def is_guarded(self) -> bool:
         """Whether a bucket remembers gradients, and so must not see inf or NaN."""

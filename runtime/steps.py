@@ -231,9 +231,8 @@ class Steps(Listener):
         Not where a batch is cut for second moments, all whose passes but the last are
         compression to who plans.
         """
-        moments, second = self.current.moments, self.setup.second_moments
-        is_cut = second is not None and second.of_parts
-        if (again or moments.begun is None) and not is_cut:
+        moments = self.current.moments
+        if (again or moments.begun is None) and not self.setup.cuts_batches:
             moments.begun = moments.now()
 
     def on_forward_failed(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from itertools import cycle
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -63,12 +62,7 @@ def to_page(given: Given) -> str:
 
 def _whole(text: str) -> Markup:
     """Return ``text``, in which no line ends within an option or before a unit."""
-    spans = _WHOLE.split(text)
-    kept = (
-        Markup('<span class="whole">{}</span>').format(span) if odd else escape(span)
-        for span, odd in zip(spans, cycle((False, True)), strict=False)
-    )
-    return Markup("").join(kept)
+    return Markup(_WHOLE.sub(r'<span class="whole">\1</span>', str(escape(text))))
 
 
 @cache

@@ -58,6 +58,22 @@ def by_definition(options):
     return [p.detach() for p in model.parameters()]
 
 
+def assert_all_as_by_definition(rank, options):
+    """Assert that on every rank ``rank`` returns what SGD reaches."""
+    for parameters in run_ranks(RANKS, rank):
+        torch.testing.assert_close(
+            parameters, by_definition(options), rtol=1e-4, atol=1e-5
+        )
+
+
+def train(model, optimizer, steps, ranks):
+    """Train by the mean of the losses of ``ranks``."""
+    for step in steps:
+        optimizer.zero_grad()
+        sum(loss(model, rank, step) / len(ranks) for rank in ranks).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("method", WHOLE)
 @pytest.mark.parametrize("name", SGD)
 def test_sending_everything_is_sgd_step_by_step(name, method):
@@ -66,16 +82,10 @@ def test_sending_everything_is_sgd_step_by_step(name, method):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **SGD[name])
         plan = corrected(model, RANKS, *WHOLE[method])
         with parallelize(model, plan, transport=transport, optimizer=optimizer):
-            for step in range(STEPS):
-                optimizer.zero_grad()
-                loss(model, transport.rank, step).backward()
-                optimizer.step()
+            train(model, optimizer, range(STEPS), [transport.rank])
         return [p.detach() for p in model.parameters()]
 
-    for parameters in run_ranks(RANKS, rank):
-        torch.testing.assert_close(
-            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
-        )
+    assert_all_as_by_definition(rank, SGD[name])
 
 
 @pytest.mark.parametrize("name", SGD)
@@ -92,10 +102,7 @@ def test_what_the_optimizer_had_built_up_goes_on(name):
             train(model, optimizer, range(3, STEPS), [transport.rank])
         return [p.detach() for p in model.parameters()]
 
-    for parameters in run_ranks(RANKS, rank):
-        torch.testing.assert_close(
-            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
-        )
+    assert_all_as_by_definition(rank, SGD[name])
 
 
 @pytest.mark.parametrize("name", SGD)
@@ -118,18 +125,7 @@ def test_what_goes_on_is_in_a_state_that_is_saved_before_the_first_step(name):
             train(model, optimizer, range(3, STEPS), [transport.rank])
         return [p.detach() for p in model.parameters()]
 
-    for parameters in run_ranks(RANKS, rank):
-        torch.testing.assert_close(
-            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
-        )
-
-
-def train(model, optimizer, steps, ranks):
-    """Train by the mean of the losses of ``ranks``."""
-    for step in steps:
-        optimizer.zero_grad()
-        sum(loss(model, rank, step) / len(ranks) for rank in ranks).backward()
-        optimizer.step()
+    assert_all_as_by_definition(rank, SGD[name])
 
 
 @pytest.mark.parametrize("name", SGD)
@@ -149,10 +145,7 @@ def test_a_state_that_is_loaded_while_a_layer_is_frozen_is_the_whole_one(name):
             train(model, optimizer, range(3, STEPS), [transport.rank])
         return [p.detach() for p in model.parameters()]
 
-    for parameters in run_ranks(RANKS, rank):
-        torch.testing.assert_close(
-            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
-        )
+    assert_all_as_by_definition(rank, SGD[name])
 
 
 class Heads(torch.nn.Module):
@@ -310,10 +303,7 @@ def test_changing_plans_is_sgd_step_by_step(name, method, when):
         engine.close()
         return [p.detach() for p in model.parameters()]
 
-    for parameters in run_ranks(RANKS, rank):
-        torch.testing.assert_close(
-            parameters, by_definition(SGD[name]), rtol=1e-4, atol=1e-5
-        )
+    assert_all_as_by_definition(rank, SGD[name])
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 8.0])
