@@ -221,10 +221,12 @@ def wait_until_ended(processes: Collection[Process], timeout_s: float) -> bool:
 
 def _is_stopped(process: Process) -> bool:
     """Return whether ``process`` got SIGSTOP; macOS tells since Python 3.13."""
-    if process.poll() is not None or not hasattr(os, "waitid"):
+    if process.returncode is not None or not hasattr(os, "waitid"):
         return False
-    look = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, look) is not None
+    # Asked for stops alone, who has just ended is no child of ours.
+    look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    state = os.waitid(os.P_PID, process.pid, look)
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def cores() -> int:

@@ -158,6 +158,17 @@ def test_nobody_waits_for_a_stopped_rank(monkeypatch):
     assert run_local(python(END_OF_RANK, "SIGSTOP", "3", "0"), 3) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="no way to know it")
+def test_a_rank_that_ends_meanwhile_is_not_stopped(monkeypatch):
+    ended = start_process(python("pass"), os.environ)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as before:
+        before.setattr(ended, "poll", lambda: None)  # as a moment ago
+        assert not launch._is_stopped(ended)
+    assert ended.wait() == 0
+    assert not launch._is_stopped(ended)
+
+
 def test_nobody_waits_where_input_was_refused(monkeypatch):
     monkeypatch.setattr(launch, "_GRACE_S", 1000.0)
     code = InputError.exit_code
