@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ def cut(batch: Any, parts: int) -> list[Any]:
     """Return ``batch`` in ``parts`` micro-batches of equally many samples.
 
     Args:
-        batch: a tensor, or nested tuples, lists and dictionaries; what is no tensor, or
-            has no dimension, goes to every part.
+        batch: a tensor, or nested tuples, lists, dictionaries and dataclasses; what is
+            no tensor, or has no dimension, goes to every part.
         parts: how many.
 
     Raises:
@@ -61,6 +62,11 @@ def _part(batch: Any, samples: int, number: int, size: int) -> Any:
     if isinstance(batch, Mapping):
         return {k: _part(v, samples, number, size) for k, v in batch.items()}
     if isinstance(batch, (tuple, list)):
-        items = (_part(item, samples, number, size) for item in batch)
-        return list(items) if isinstance(batch, list) else tuple(items)
+        items = [_part(item, samples, number, size) for item in batch]
+        if hasattr(batch, "_fields"):  # a named tuple
+            return type(batch)(*items)
+        return items if isinstance(batch, list) else tuple(items)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        given = {f.name: getattr(batch, f.name) for f in fields(batch) if f.init}
+        return replace(batch, **_part(given, samples, number, size))
     return batch

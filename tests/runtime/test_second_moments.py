@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -460,6 +462,29 @@ def test_micro_batches_are_the_batch_in_order(parts, size):
     assert torch.equal(torch.cat([piece["ids"] for piece in pieces]), tokens)
     assert torch.equal(torch.cat([p["rest"][0] for p in pieces]), tokens[:, 0])
     assert all(piece["rest"][1] == (torch.tensor(3.0), "kept") for piece in pieces)
+
+
+@dataclass
+class Texts:
+    """A batch whose tensors have names."""
+
+    ids: torch.Tensor
+    name: str = "kept"
+
+
+class Rows(NamedTuple):
+    """Another one."""
+
+    ids: torch.Tensor
+    name: str = "kept"
+
+
+@pytest.mark.parametrize("kind", [Texts, Rows])
+def test_a_batch_with_named_fields_is_cut_and_keeps_them(kind):
+    pieces = cut(kind(torch.arange(4)), 2)
+    assert [type(piece) for piece in pieces] == [kind, kind]
+    assert [piece.ids.tolist() for piece in pieces] == [[0, 1], [2, 3]]
+    assert [piece.name for piece in pieces] == ["kept", "kept"]
 
 
 def test_a_batch_that_cannot_be_cut_is_refused():
