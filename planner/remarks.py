@@ -36,9 +36,10 @@ def remarks(
     yield from _stolen(problem)
     yield from beyond_samples(problem.prices.network, [(problem, solution)])
     if error_s is not None:
+        advice = ": tune tries plans" if problem.world_size > 1 else ""
         yield (
             f"measurements scatter by {units.seconds(error_s)} (one standard "
-            "deviation); what the model leaves out comes on top: tune tries plans"
+            f"deviation); what the model leaves out comes on top{advice}"
         )
     yield from evidence.of_local_steps(problem.settings.round_steps)
     corrected = problem.settings.momentum_correction

@@ -97,8 +97,12 @@ def test_of_an_embedding_the_rows_of_all_ranks_are_sent(rows, expected):
 
 def test_how_far_the_measurements_scatter_is_told():
     spread = Spread(p05_s=0.9, p95_s=1.1)
-    text = said(forward_spread=spread, backward_spread=spread)
-    assert "measurements scatter by" in text
+    for world_size, tried in ((4, True), (1, False)):  # tune wants several ranks
+        text = said(
+            world_size=world_size, forward_spread=spread, backward_spread=spread
+        )
+        assert "measurements scatter by" in text
+        assert ("tune tries plans" in text) == tried
 
 
 def of_strom(density=None, world_size=4, **options):
