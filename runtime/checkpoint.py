@@ -156,6 +156,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             if self._transport.rank == 0:
                 logger.warning("no checkpoint at step %d: %s", position.step, problem)
+            self._transport.barrier()  # the next may be of this step, and take its name
             return
         # Ranks of one host race for the rename: the first one does it for all.
         with suppress(FileNotFoundError):

@@ -2,9 +2,11 @@
 
 import copy
 import hashlib
+import itertools
 import os
 import resource
 import shutil
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -463,6 +465,30 @@ def test_a_disk_that_fills_loses_no_checkpoint(tmp_path, small_disk):
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     small_disk()
     assert len(run(tmp_path, 4, resume=True).iterations_s) == 2
+
+
+def test_who_is_late_to_give_a_checkpoint_up_removes_nothing_of_the_next(
+    tmp_path, monkeypatch
+):
+    """The last step has no checkpoint yet when the run ends: it is tried again."""
+    write, remove = checkpoint_file.write, shutil.rmtree
+    full, late = iter(["the disk is full"]), itertools.count()
+
+    def write_or_fail(path, content):
+        problem = next(full, None) if path.name == "rank-00000.pt" else None
+        return problem or write(path, content)
+
+    def remove_late(path, **options):
+        if next(late) == 1:
+            time.sleep(0.5)
+        remove(path, **options)
+
+    monkeypatch.setattr(checkpoint_file, "write", write_or_fail)
+    monkeypatch.setattr(shutil, "rmtree", remove_late)
+    run_ranks(2, lambda transport: run(tmp_path, 1, transport))
+    assert names(tmp_path) == ["step-00000001"]
+    files = {f"rank-{rank:05d}.pt" for rank in range(2)}
+    assert files < set(names(tmp_path / "step-00000001"))
 
 
 def test_a_new_run_is_kept_apart_from_an_old_one(tmp_path):
