@@ -86,8 +86,9 @@ def tune(
     if objective != "loss":
         refuse_given(context, {"seeds", "local_steps"}, "it is for --objective loss")
     from comm_plan.planner import Settings
-    from comm_plan.plans import Network, Profile
+    from comm_plan.plans import Network, Profile, check_writable
     from comm_plan.plans.files import make_folder
+    from comm_plan.tuner.tuned import FILES
 
     settings = Settings(
         dense_layers=arguments.names(dense_layers),
@@ -100,6 +101,8 @@ def tune(
     known_profile = None if profile is None else Profile.load(profile)
     known_network = None if network is None else Network.load(network)
     make_folder(folder)
+    for name in FILES:
+        check_writable(folder / name)
     launching.start_ranks(context, ranks)
     from comm_plan.planner.predict import posed
     from comm_plan.planner.remarks import beyond_samples

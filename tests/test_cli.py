@@ -674,6 +674,19 @@ def test_one_rank_has_nothing_to_tune(here, command):
     assert "one rank has nothing to communicate" in command.refused(*words)
 
 
+@pytest.mark.parametrize("file", ["plan.json", "next-network.json", "tuning.json"])
+def test_a_tuning_that_cannot_be_written_is_refused_before_the_work(
+    here, command, monkeypatch, file
+):
+    def tune(*arguments, **options):
+        raise AssertionError("it began")
+
+    monkeypatch.setattr("comm_plan.tuner.tune.tune", tune)
+    (here / "tuning" / file).mkdir(parents=True)
+    said = command.refused("tune", REPLAYED)
+    assert f"tuning/{file}: cannot be written: it is a folder" in said
+
+
 def test_compare_says_that_a_plan_is_for_another_link(here, command):
     link = EmulatedLink.parse("100mbit")
     (here / "plan.json").write_text(json.dumps(plan(emulated_link=link.model_dump())))

@@ -15,6 +15,12 @@ from comm_plan.planner.predict import predict
 from comm_plan.plans import Network, Plan, Profile, Tuning
 from comm_plan.plans.tuning import TUNED_FILE, TUNING_FILE
 
+FILES = (
+    *("profile.json", "network.json", "next-profile.json", "next-network.json"),
+    *(TUNED_FILE, TUNING_FILE),
+)
+"""What is in the folder of every tuning, beside the plans that it tried."""
+
 SETTING = ("backend", "emulated_link")
 """What plans and networks say of the ranks' transport."""
 
