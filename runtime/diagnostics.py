@@ -25,6 +25,7 @@ from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import check_writable, selected
 from comm_plan.plans.compression import Spec
+from comm_plan.plans.files import make_folder
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
 
@@ -69,7 +70,8 @@ def writer(path: Path, every: int) -> Watcher:
 
     Raises:
         InputError: TensorBoard is asked for and not installed.
-        OutputError: the file cannot be written; later, it no longer can.
+        OutputError: the file or folder cannot be written; later, the file no longer
+            can.
     """
     _check(path)
     sinks: list[Callable[[int, Figures], None]] = []
@@ -95,6 +97,9 @@ def _check(path: Path) -> None:
             "TensorBoard is not installed: pip install 'comm-plan[tensorboard]', or "
             "give a file that ends in .jsonl"
         )
+    else:
+        make_folder(path)
+        check_writable(path / "events")
 
 
 def _densities(spec: Spec, tensors: int) -> tuple[float, ...] | None:

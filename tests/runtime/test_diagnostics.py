@@ -208,6 +208,11 @@ def test_tensorboard_shows_the_same_figures(tmp_path):
 def test_what_cannot_be_written_is_said_before_the_training(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="absent"):
         writer(tmp_path / "absent" / "d.jsonl", 1)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(diagnostics, "find_spec", lambda name: name)
+    for board in ("file", "file/board"):
+        with pytest.raises(OutputError, match=f"{board}: cannot be made"):
+            writer(tmp_path / board, 1)
     monkeypatch.setattr(diagnostics, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'comm-plan\[tensorboard\]'"):
         writer(tmp_path / "board", 1)
