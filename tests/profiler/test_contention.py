@@ -112,10 +112,12 @@ def test_calls_alone_go_on_as_long_as_beside():
         took_s.append(time.perf_counter() - called_s[-1])
         return finished
 
+    begun_s = time.perf_counter()
     alone_s = Messages(job, LocalTransport()).alone_s()
+    whole_s = time.perf_counter() - begun_s
     assert called_s[-1] - called_s[0] >= module.AT_LEAST_S
-    _, *counted_s = took_s  # the first call tells how many to make
-    assert alone_s == pytest.approx(sum(counted_s) / len(counted_s), rel=0.05)
+    first_s, *counted_s = took_s  # the first call tells how many to make
+    assert sum(counted_s) <= alone_s * len(counted_s) <= whole_s - first_s
 
 
 def test_a_call_takes_as_long_as_on_the_slowest_rank():
