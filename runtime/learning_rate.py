@@ -63,7 +63,8 @@ class Every:
 
     def __call__(self, epoch: float, end: float) -> float:
         """Return the factor to the power of how often they are over."""
-        return math.pow(self.factor, epoch // self.epochs)
+        over = math.floor(epoch / self.epochs + 1e-9)  # 0.3 // 0.1 is 2
+        return math.pow(self.factor, over)
 
 
 @dataclass(frozen=True)

@@ -355,10 +355,10 @@ class Run:
 
     def _set_learning_rate(self) -> None:
         """Set the optimizer's rates for the step that comes."""
-        done, step_epochs = self.position, 1 / self.epoch_steps
-        factor = self.options.learning_rate.factor(
-            done.epoch + done.batch * step_epochs, self._end(), step_epochs
-        )
+        done, steps = self.position, self.epoch_steps
+        # Divided once, as a reader of "step:1.3" does.
+        epochs = (done.epoch * steps + done.batch) / steps
+        factor = self.options.learning_rate.factor(epochs, self._end(), 1 / steps)
         for group, rate in zip(
             self.optimizer.param_groups, self.base_rates, strict=True
         ):

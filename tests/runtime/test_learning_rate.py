@@ -95,6 +95,15 @@ def test_the_place_in_the_data_decides_not_the_number_of_the_step():
     assert list(chain(*many[::2])) == pytest.approx(list(chain(*few)))
 
 
+@pytest.mark.parametrize("decay", ["step:0.2", "every:0.2"])
+def test_a_decay_within_an_epoch_comes_at_the_very_step(decay):
+    """Though 7 * (1 / 35) is less than 0.2, and 0.6 // 0.2 is 2."""
+    options = {"epochs": 1, "learning_rate": LearningRate.parse(f"{decay}:0.5")}
+    seen = [second for _, second in rates(options, world_size=7)]
+    changes = [step for step in range(1, 35) if seen[step] != seen[step - 1]]
+    assert changes == ([7] if decay == "step:0.2" else [7, 14, 21, 28])
+
+
 def test_a_workload_that_knows_its_steps_is_not_asked_to_count_them():
     options = {"epochs": 1, "learning_rate": LearningRate.parse("poly:1")}
     seen = rates(options, epoch_steps=lambda world_size: 2 * EPOCH_STEPS)
