@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +29,7 @@ from comm_plan.commands.output import finish
 from comm_plan.commands.workload import load_workload
 from comm_plan.planner.solvers import MAX_RATIO, TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
-from comm_plan.plans.tuning import TUNING_FILE
+from comm_plan.plans.tuning import TUNED_FILE, TUNING_FILE
 from comm_plan.transports.ranks import place
 from comm_plan.tuner.defaults import BUDGET_S, SEEDS
 
@@ -103,7 +105,8 @@ def tune(
     make_folder(folder)
     for name in FILES:
         check_writable(folder / name)
-    launching.start_ranks(context, ranks)
+    with _best_is_told(folder):
+        launching.start_ranks(context, ranks)
     from comm_plan.planner.predict import posed
     from comm_plan.planner.remarks import beyond_samples
     from comm_plan.tuner.options import Options
@@ -111,6 +114,7 @@ def tune(
 
     model = load_workload(workload, changes, optimizer, seed)
     with (
+        _best_is_told(folder),
         launching.connected(ranks) as transport,
         screen.progress() as progress,
     ):
@@ -137,3 +141,21 @@ def tune(
         solved = (posed(p, *known, Settings.of(p)) for p in tuned.plans.values())
         for remark in beyond_samples(tuned.network, solved):
             screen.say(remark)
+
+
+@contextmanager
+def _best_is_told(folder: Path) -> Iterator[None]:
+    """Say, if it is interrupted, that ``folder`` has the best so far, once it has."""
+    plan = folder / TUNED_FILE
+    before = _changed_ns(plan)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if place().rank == 0 and _changed_ns(plan) != before:
+            screen.say(f"interrupted: the best so far is {plan}")
+        raise
+
+
+def _changed_ns(path: Path) -> int | None:
+    """Return when the file at ``path`` was last changed; None: it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else None

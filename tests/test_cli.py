@@ -687,6 +687,25 @@ def test_a_tuning_that_cannot_be_written_is_refused_before_the_work(
     assert f"tuning/{file}: cannot be written: it is a folder" in said
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_who_interrupts_a_tuning_is_told_where_its_best_is(
+    here, command, monkeypatch, saved
+):
+    def interrupted(context, ranks):
+        if saved:
+            (here / "tuning" / "plan.json").write_text("this tuning's")
+        raise KeyboardInterrupt
+
+    (here / "tuning").mkdir()
+    (here / "tuning" / "plan.json").write_text("an earlier tuning's")
+    os.utime(here / "tuning" / "plan.json", (0, 0))
+    monkeypatch.setattr("comm_plan.commands.launching.start_ranks", interrupted)
+    ended = command("tune", REPLAYED)
+    assert ended.returncode == 130
+    told = "interrupted: the best so far is tuning/plan.json" in ended.stderr
+    assert told == saved
+
+
 def test_compare_says_that_a_plan_is_for_another_link(here, command):
     link = EmulatedLink.parse("100mbit")
     (here / "plan.json").write_text(json.dumps(plan(emulated_link=link.model_dump())))

@@ -155,8 +155,9 @@ class Session:
             best = min(eligible, key=lambda trial: trial.predicted_s)
             which = "best" if by_time else "best of the dense plans"
             return trials[0].name, (
-                f"keep DDP's buckets: --budget {self._options.budget_s:g} leaves no "
-                f"time for a trial: give more; {best.name} is predicted {which}"
+                f"keep DDP's buckets: no trial ended within --budget "
+                f"{self._options.budget_s:g}: give more; {best.name} is predicted "
+                f"{which}"
             )
         if by_time:
             winner = advice.fastest(trials)

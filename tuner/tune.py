@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings
@@ -38,8 +39,8 @@ def tune(
         workload: its model is left as it was, on the transport's device.
         transport: the ranks.
         options: how.
-        save: called on rank 0 with the best so far, after each round, and after each
-            seed of the trainings.
+        save: called on rank 0 with the best so far: when all is measured, after each
+            round, and after each seed of the trainings.
 
     Returns:
         The same on all ranks, but for the seconds that it took.
@@ -85,7 +86,7 @@ def tune(
         else None
     )
     session = Session(workload, transport, options, profile, network, listed, started_s)
-    for _ in session.steps():
+    for _ in chain([None], session.steps()):
         if transport.rank == 0:
             save(session.result(complete=False))
     result = session.result(complete=session.complete)
