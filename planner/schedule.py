@@ -331,8 +331,9 @@ def _pass(compute: Compute, stops: IntArray, times: BucketTimes) -> _Passage:
         finish_s.append(free_s)
     clock_s.append(end_s + lost_s)
     done_s.append(end_s)
+    ready_s = np.interp(alone, done_s, clock_s)
     return _Passage(
-        np.interp(alone, done_s, clock_s),
+        np.minimum(ready_s, start_s),  # Interpolation may round it to later.
         np.array(start_s),
         np.array(finish_s),
         compute_end_s=end_s + lost_s,

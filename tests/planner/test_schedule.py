@@ -107,6 +107,27 @@ def test_after_the_computation_communication_is_as_fast_as_alone():
     assert timeline.compute_end_s == 6.0
 
 
+def test_a_bucket_sent_at_once_is_ready_no_later_by_rounding():
+    contention = Contention(
+        world_size=2,
+        startup=Rates(compute=0.847, channel=0.924),
+        transfer=Rates(compute=0.53, channel=0.684),
+        codec=Rates(compute=0.591, channel=0.662),
+    )
+    ready_s = np.array([0.051000000000000004, 0.1184])
+    compute = Compute(
+        ready_s, backward_end_s=0.1284, update_s=0.0, contention=contention
+    )
+    times = BucketTimes(
+        compress_s=np.zeros(2),
+        startup_s=np.array([0.0116, 0.0246]),
+        transfer_s=np.array([0.0164, 0.0252]),
+        codec_s=np.array([0.0101, 0.0153]),
+    )
+    schedule = simulate(compute, np.array([1, 2]), times)
+    assert (schedule.ready_s <= schedule.start_s).all()
+
+
 def test_compression_that_is_still_to_come_is_computation_too():
     contention = _contention(transfer=(0.5, 0.5))
     compute = Compute(np.array([1.0, 2.0]), 2.0, 0.0, contention=contention)
