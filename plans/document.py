@@ -182,7 +182,7 @@ def parse_object(text: str, source: str) -> Mapping[str, Any]:
     try:
         raw = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        if not text[error.pos :].strip():
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
             raise DocumentError(
                 f"{source}: not JSON: it ends in line {error.lineno}, unfinished"
             ) from None

@@ -117,6 +117,7 @@ def test_a_document_is_the_same_whether_defaults_are_written_or_not():
     ("document", "text", "message"),
     [
         (Profile, "{", "not JSON"),
+        (Profile, '{"schema": "comm-pl', "not JSON: it ends in line 1, unfinished"),
         (Profile, "[]", "JSON object"),
         (Profile, '{"schema": "comm-plan/plan"}', "comm-plan/profile"),
         (Profile, changed(PROFILE, ["version"], 2), "version 2"),
