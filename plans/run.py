@@ -114,9 +114,9 @@ class RunRecord(Document):
     :data:`STOCK_DDP` and there is no plan. Of a user's own loop the ``seed`` is not
     known, and losses only as far as it told them. With ``local_steps`` the times of
     ``iteration`` are means over rounds, and ``timing`` and ``predicted_timing`` are of
-    a whole one. ``interface_tx_nbytes`` is what the operating system counted on all
-    network interfaces of rank 0's host per step, protocol headers included, where it
-    can tell.
+    a whole one, and ``skipped_steps`` counts rounds, which were undone.
+    ``interface_tx_nbytes`` is what the operating system counted on all network
+    interfaces of rank 0's host per step, protocol headers included, where it can tell.
     """
 
     SCHEMA: ClassVar[str] = "comm-plan/run"

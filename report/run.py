@@ -75,12 +75,18 @@ def _setting(record: RunRecord) -> Iterator[Fact]:
     yield from emulated(record.emulated_link)
     steps = str(record.steps)
     if record.skipped_steps:
-        steps += f", {record.skipped_steps} of them skipped"
+        steps += _skipped(record)
     yield "steps", steps
     if record.local_steps is not None:
         yield local(record.local_steps)
     if record.micro_batches > 1:
         yield "second moments", f"from {record.micro_batches} micro-batches"
+
+
+def _skipped(record: RunRecord) -> str:
+    if record.local_steps is None:
+        return f", {record.skipped_steps} of them skipped"
+    return f"; {units.counted(record.skipped_steps, 'round')} undone"
 
 
 def _followed(following: Following) -> str:

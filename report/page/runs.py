@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from comm_plan import units
+from comm_plan.plans import RunRecord
 from comm_plan.report.page.blocks import (
     NONE,
     Block,
@@ -61,7 +63,7 @@ def _row(run: ShownRun) -> tuple[Cell, ...]:
     return (
         Cell(run.name),
         count(record.steps),
-        count(record.skipped_steps),
+        _skipped(record),
         *(seconds(time_s if measured.count else None) for time_s in took),
         seconds(predicted_s),
         times(over),
@@ -70,6 +72,13 @@ def _row(run: ShownRun) -> tuple[Cell, ...]:
         _number(record.final_loss),
         _last_evaluation(run),
     )
+
+
+def _skipped(record: RunRecord) -> Cell:
+    if record.local_steps is None:
+        return count(record.skipped_steps)
+    undone = record.skipped_steps
+    return Cell(units.counted(undone, "round"), undone)
 
 
 def _number(value: float | None) -> Cell:

@@ -207,6 +207,11 @@ def test_run_tells_traffic_skipped_steps_and_the_last_evaluation():
     assert rows["accuracy, held out"] == "0.9 after step 100"
 
 
+def test_run_of_local_steps_tells_rounds_that_were_undone():
+    record = RECORD.model_copy(update={"local_steps": LocalSteps(every=4)})
+    assert dict(run_rows(record))["steps"] == "100; 2 rounds undone"
+
+
 def test_run_with_no_step_has_no_times():
     empty = IterationTimes(count=0, median_s=0, p95_s=0, min_s=0)
     rows = dict(run_rows(RECORD.model_copy(update={"iteration": empty})))
