@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 200
 """Columns of tables that go to a file or to another program."""
 
-SKIPPED = "inf or NaN in a gradient, skipped everywhere"
-UNDONE = "inf or NaN after this round of local steps, which is undone everywhere"
-"""What became of a step that brought no means."""
-
 
 def console(*, stderr: bool = True, width: int | None = None) -> Console:
     """Return the terminal: stderr, or else stdout; as wide as it is, or as is said."""
@@ -122,9 +118,6 @@ def training_progress(total: int | None) -> Iterator[Watcher]:
                 parts.append(f"{sent} ({units.times(ratio)} less)")
             if event.density_floor:
                 parts.append(f"warm-up density {event.density_floor:g}")
-            if event.skipped and place().rank == 0:
-                is_round = engine.plan.local_steps is not None
-                say(f"step {event.step}: {UNDONE if is_round else SKIPPED}")
             advance(event.step, total, ", ".join(parts))
 
         yield watch

@@ -143,7 +143,6 @@ class Step:
         self.received = False
         self.forward_pending = False
         self._setup = setup
-        self._number = number
         self._guard = Guard()
         self._given_up = False
         self._awaited = [len(bucket.parameters) for bucket in setup.buckets]
@@ -390,7 +389,7 @@ class Step:
                 first.
 
         Returns:
-            What happened, in words.
+            Why, in words, with names of this rank's gradients.
         """
         if self._setup.second_moments is not None:
             self._setup.second_moments.reset()
@@ -405,7 +404,7 @@ class Step:
                 bucket.spoil_means(missing_too=self._setup.scaled)
         names = self._guard.names
         where = f"; this rank in {', '.join(names[:3])}" if names else ""
-        return f"step {self._number}: {refusal.culprit}{where}"
+        return f"{refusal.culprit}{where}"
 
     def _launch_rest(self) -> None:
         """Launch what is left, and share the flags."""

@@ -30,6 +30,7 @@ from comm_plan.transports.base import Transport
 logger = logging.getLogger("comm_plan")
 
 SKIPPED = "the step is skipped on all ranks"
+UNDONE = "the round of local steps is undone on all ranks"
 SPOILT = (
     "every gradient is NaN on all ranks, and so is what an optimizer makes of them "
     "(on_nonfinite='skip' skips such steps)"
@@ -397,7 +398,8 @@ class Steps(Listener):
             self.between()
 
     def _refuse(self, step: Step, refusal: Refusal, late: bool) -> None:
-        message = step.refuse(refusal, late)
+        what = "step" if self.rounds is None else "round"
+        message = f"{what} {self.number - 1}: {step.refuse(refusal, late)}"
         self.skipped += 1
         if self.setup.on_nonfinite == "stop" and not refusal.backward_failed:
             raise NonFiniteError(
@@ -406,7 +408,8 @@ class Steps(Listener):
             )
         kept = not (refusal.backward_failed or self.setup.scaled)
         spoilt = kept and self.setup.on_nonfinite == "propagate"
-        logger.warning("%s: %s", message, SPOILT if spoilt else SKIPPED)
+        skipped = SKIPPED if self.rounds is None else UNDONE
+        logger.warning("%s: %s", message, SPOILT if spoilt else skipped)
 
     def _align_buffers(self) -> None:
         self._buffers.align(joined=self._is_joined)

@@ -53,7 +53,6 @@ class Event:
     message_nbytes: int
     dense_nbytes: int
     density_floor: float
-    skipped: bool
 
 
 Watcher = Callable[[Event, Engine], None]
@@ -256,7 +255,6 @@ class Run:
                 options.checkpoint, transport, settings, optimizer
             )
             self._resume_or_begin(self.checkpoints)
-        self._skipped = engine.skipped_steps
         self.recorder = EngineRecorder(engine)
 
     def _resume_or_begin(self, checkpoints: Checkpoints) -> None:
@@ -388,9 +386,7 @@ class Run:
             message_nbytes=self.recorder.last_nbytes,
             dense_nbytes=sum(bucket.dense_nbytes for bucket in self.engine.buckets),
             density_floor=self.density_floor,
-            skipped=self.engine.skipped_steps > self._skipped,
         )
-        self._skipped = self.engine.skipped_steps
         self.options.watcher(event, self.engine)
         every = self.options.checkpoint_every
         if every and self.position.step % every == 0:
@@ -402,7 +398,6 @@ class Run:
         self.engine.synchronise()
         if self.engine.step > exchanges:
             self.recorder.add_end_of_round(time.perf_counter() - begun_s)
-        self._skipped = self.engine.skipped_steps  # the engine has told of this one
 
     def _evaluate(self, epoch: int) -> None:
         """Let rank 0 judge the model; the others wait, and no iteration counts it."""
