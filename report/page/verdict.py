@@ -159,4 +159,6 @@ def _alone(given: Given) -> str:
             f"{given.network.backend}; give a profile as well to see what they cost an "
             "iteration"
         )
+    if given.runs:
+        return "no run has measured an iteration"
     return "these documents neither predict nor measure an iteration"

@@ -7,7 +7,7 @@ import pytest
 
 from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, make_problem, summarise
-from comm_plan.plans import Bucket, BucketTiming, EmulatedLink, Timing
+from comm_plan.plans import Bucket, BucketTiming, EmulatedLink, IterationTimes, Timing
 from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.page import to_page
@@ -51,6 +51,13 @@ def test_runs_are_held_against_the_run_by_ddps_buckets():
     assert text.startswith("optimal takes 25.0 % less time than threshold (60.0 ms, me")
     assert "measured 45.0 ms an iteration, 1.12x the predicted 40.0 ms" in text
     assert figures(*runs)["speed-up"] == ("1.33x", "against threshold, measured")
+
+
+def test_a_run_without_steps_is_not_said_to_predict_nothing():
+    none = IterationTimes(count=0, median_s=0, p95_s=0, min_s=0)
+    run = build.run(OPTIMAL, [0.045] * 3).model_copy(update={"iteration": none})
+    assert run.predicted_iteration_s
+    assert said(run) == "no run has measured an iteration"
 
 
 def ddp(median_s):
