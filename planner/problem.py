@@ -121,7 +121,8 @@ class Settings:
         Raises:
             InputError: a world size or ``max_ratio`` out of range, a link speed not
                 above 0, ``tolerance`` below 0, ``min_gain`` not a share, options of no
-                compressor, or ``allow`` names none.
+                compressor, or ``allow`` names none, or a lossy one beside ``accuracy``
+                ``none``.
         """
         if self.world_size is not None and not 1 <= self.world_size <= MAX_RANKS:
             raise InputError(
@@ -137,8 +138,12 @@ class Settings:
                 f"options {', '.join(self.options)} are given without a compressor: "
                 "name it (--compressor)"
             )
-        for name in self.allow or ():
-            method(name)
+        lossy = [name for name in self.allow or () if not method(name)[0].lossless]
+        if lossy and self.accuracy == "none":
+            raise InputError(
+                f"accuracy none stays dense, and {', '.join(lossy)} may lose "
+                "something: leave one of the two out (--accuracy, --allow)"
+            )
         if not 1 <= self.max_ratio <= LARGEST_RATIO:
             raise InputError(
                 f"max ratio {self.max_ratio} is not from 1, which keeps everything, to "

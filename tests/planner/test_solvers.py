@@ -196,6 +196,7 @@ def test_what_cannot_be_planned_says_what_to_do(build, arguments, message):
         ({"max_ratio": 0.5}, "0.5 is not from 1"),
         ({"tolerance": -1.0}, "-1.0 is below 0"),
         ({"min_gain": 1.0}, "1.0 is not from 0 to below 1"),
+        ({"accuracy": "none", "allow": ("dense", "topk")}, "and topk may lose"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(field, message):
