@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -55,6 +57,8 @@ before, as operations in between let go of the lock."""
 
 HELD_NBYTES, LAST_HELD = 2**20, 4
 """So much is held at most, or, if they are larger, as checkpoints are, so many."""
+
+_HEARD_S = 0.01  # how often rank 0 looks whether the others have heard it
 
 
 class TorchTransport(Transport):
@@ -334,7 +338,7 @@ def _process_group(joining: Joining, host: str, port: int) -> Iterator[None]:
     here = joining.here
     timeout = timedelta(seconds=joining.timeout_s)
     try:
-        store = _meet(here, host, port, timeout)
+        store = fresh(_meet(here, host, port, timeout), here, timeout)
         _check_debugging(dist.PrefixStore("comm_plan", store), here)
         dist.init_process_group(
             joining.backend,
@@ -369,6 +373,39 @@ def _meet(here: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
     )
     store.set_timeout(timeout)
     return store
+
+
+def fresh(store: dist.Store, here: Place, timeout: timedelta) -> dist.Store:
+    """Return a part of ``store`` that holds only what the ranks of this run say.
+
+    torchrun keeps one store over its restarts, with what ranks said that are gone:
+    whoever comes first would take it for what the others say now. So rank 0 answers
+    each word that it finds, until all ranks have heard the answer to their own.
+
+    Args:
+        store: where the ranks meet.
+        here: this rank.
+        timeout: how long rank 0 waits for the others.
+
+    Raises:
+        RuntimeError: not all ranks came.
+    """
+    word = secrets.token_hex(16)
+    if here.rank > 0:
+        store.set(f"came/{here.rank}", word)
+        run = store.get(f"answer/{word}").decode()
+        store.set(f"{run}/heard/{here.rank}", "")
+        return dist.PrefixStore(run, store)
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    awaited = list(range(1, here.world_size))
+    while awaited:
+        for rank in awaited:
+            store.set(f"answer/{store.get(f'came/{rank}').decode()}", word)
+        time.sleep(_HEARD_S)
+        awaited = [r for r in awaited if not store.check([f"{word}/heard/{r}"])]
+        if awaited and time.monotonic() > deadline_s:
+            raise RuntimeError(f"rank {awaited[0]} has not come")
+    return dist.PrefixStore(word, store)
 
 
 def _check_debugging(store: dist.Store, here: Place) -> None:

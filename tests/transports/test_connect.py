@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from comm_plan.errors import InputError, PeerError
 from comm_plan.tests.support.harness import mpirun
 from comm_plan.tests.transports import connecting_ranks
 from comm_plan.transports import connect as module
 from comm_plan.transports.connect import connect, current_transport
+from comm_plan.transports.distributed import fresh
 from comm_plan.transports.launch import run_local
 from comm_plan.transports.local import LocalTransport
+from comm_plan.transports.ranks import Place
 
 RANKS = 3
 with_mpi = [
@@ -199,6 +205,25 @@ def test_ranks_that_do_not_come_are_not_waited_for_for_ever(
         connect("gloo", timeout_s=1),
     ):
         pass
+
+
+@pytest.mark.parametrize("late", range(RANKS))
+def test_ranks_that_are_started_again_hear_nothing_of_those_before(late, port):
+    """Whichever comes last, to the one store that torchrun keeps."""
+    within = timedelta(seconds=20)
+    kept = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+    def hears(rank, attempt):
+        time.sleep(0.2 * (rank == late))
+        store = dist.TCPStore("127.0.0.1", kept.port, timeout=within)
+        store = fresh(store, Place(rank, RANKS, rank, "torchrun"), within)
+        store.set(f"said/{rank}", attempt)
+        return [store.get(f"said/{other}").decode() for other in range(RANKS)]
+
+    with ThreadPoolExecutor(RANKS) as ranks:
+        for attempt in ("first", "second"):
+            heard = ranks.map(hears, range(RANKS), [attempt] * RANKS)
+            assert list(heard) == [[attempt] * RANKS] * RANKS
 
 
 def test_a_failed_block_leaves_nothing_behind():
