@@ -74,11 +74,17 @@ def ddp_hook(plan: Plan | str) -> Hook | None:
 
     Raises:
         DocumentError: the plan cannot be read.
-        InputError: DDP cannot do what the plan says.
+        InputError: DDP cannot do what the plan says, or not in this build of torch.
     """
     _, kind = _followable(plan)
     if kind == "dense":
         return None
+    on_gpus = torch.version.cuda or torch.version.hip or torch.xpu.is_available()
+    if kind == "bf16" and not on_gpus:
+        raise InputError(
+            f"DDP of torch {torch.__version__}, which is built for no GPU, cannot cast "
+            "to bf16: solve with --compressor fp16, or use comm_plan.parallelize"
+        )
     hook: Hook = getattr(default_hooks, ddp_hook_name(kind))
     return hook
 

@@ -6,7 +6,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import comm_plan
 from comm_plan.errors import InputError, MismatchError
-from comm_plan.plans import Dense, Fp16, TopK
+from comm_plan.plans import Bf16, Dense, Fp16, TopK
 from comm_plan.tests.runtime.trainings import net, plan_for
 
 
@@ -25,6 +25,17 @@ def test_casts_are_hooks():
     assert comm_plan.ddp_hook(plan_for(model, 2, Dense())) is None
     half = plan_for(model, 2, Fp16())
     assert comm_plan.ddp_hook(half) is default_hooks.fp16_compress_hook
+
+
+def test_bf16_is_refused_where_torch_refuses_its_hook(monkeypatch):
+    half = plan_for(net(), 2, Bf16())
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert comm_plan.ddp_hook(half) is default_hooks.bf16_compress_hook
+    for build in ("cuda", "hip"):
+        monkeypatch.setattr(torch.version, build, None)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    with pytest.raises(InputError, match="built for no GPU, cannot cast to bf16"):
+        comm_plan.ddp_hook(half)
 
 
 def test_what_ddp_cannot_do_is_refused():
