@@ -398,7 +398,10 @@ class Steps(Listener):
             self.between()
 
     def _refuse(self, step: Step, refusal: Refusal, late: bool) -> None:
-        what = "step" if self.rounds is None else "round"
+        if self.rounds is None:
+            what, outcome = "step", SKIPPED
+        else:
+            what, outcome = "round", UNDONE
         message = f"{what} {self.number - 1}: {step.refuse(refusal, late)}"
         self.skipped += 1
         if self.setup.on_nonfinite == "stop" and not refusal.backward_failed:
@@ -407,9 +410,9 @@ class Steps(Listener):
                 "such steps (on_nonfinite, --on-nonfinite)"
             )
         kept = not (refusal.backward_failed or self.setup.scaled)
-        spoilt = kept and self.setup.on_nonfinite == "propagate"
-        skipped = SKIPPED if self.rounds is None else UNDONE
-        logger.warning("%s: %s", message, SPOILT if spoilt else skipped)
+        if kept and self.setup.on_nonfinite == "propagate":
+            outcome = SPOILT
+        logger.warning("%s: %s", message, outcome)
 
     def _align_buffers(self) -> None:
         self._buffers.align(joined=self._is_joined)

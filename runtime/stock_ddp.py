@@ -79,8 +79,9 @@ def ddp_hook(plan: Plan | str) -> Hook | None:
     _, kind = _followable(plan)
     if kind == "dense":
         return None
-    on_gpus = torch.version.cuda or torch.version.hip or torch.xpu.is_available()
-    if kind == "bf16" and not on_gpus:
+    if kind == "bf16" and not (
+        torch.version.cuda or torch.version.hip or torch.xpu.is_available()
+    ):
         raise InputError(
             f"DDP of torch {torch.__version__}, which is built for no GPU, cannot cast "
             "to bf16: solve with --compressor fp16, or use comm_plan.parallelize"

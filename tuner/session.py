@@ -75,7 +75,8 @@ class Session:
         self._judging = Judging(self._ledger, self._train, self._left_s, options)
 
     def steps(self) -> Iterator[None]:
-        """Yield whenever more is known."""
+        """Yield at once, and whenever more is known."""
+        yield
         by_loss = self._options.objective == "loss"
         trials = self._ledger.trials()
         halving = self._halving({t.name: t.predicted_s for t in trials}, self._left_s)
@@ -155,9 +156,9 @@ class Session:
             best = min(eligible, key=lambda trial: trial.predicted_s)
             which = "best" if by_time else "best of the dense plans"
             return trials[0].name, (
-                f"keep DDP's buckets: no trial ended within --budget "
-                f"{self._options.budget_s:g}: give more; {best.name} is predicted "
-                f"{which}"
+                "keep DDP's buckets: no trial ended within --budget "
+                f"{self._options.budget_s:g}: give more; "
+                f"{best.name} is predicted {which}"
             )
         if by_time:
             winner = advice.fastest(trials)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 
 from comm_plan.errors import InputError
 from comm_plan.planner import Settings
@@ -86,7 +85,7 @@ def tune(
         else None
     )
     session = Session(workload, transport, options, profile, network, listed, started_s)
-    for _ in chain([None], session.steps()):
+    for _ in session.steps():
         if transport.rank == 0:
             save(session.result(complete=False))
     result = session.result(complete=session.complete)

@@ -83,14 +83,12 @@ class Tuned:
             OutputError: a file cannot be written or removed.
         """
         _remove_earlier_plans(folder, {file_of(name) for name in self.plans})
-        self.profile.save(folder / "profile.json")
-        self.network.save(folder / "network.json")
-        self.next_profile.save(folder / "next-profile.json")
-        self.next_network.save(folder / "next-network.json")
         for name, plan in self.plans.items():
             plan.save(folder / file_of(name))
-        self.plan.save(folder / TUNED_FILE)
-        self.tuning.save(folder / TUNING_FILE)
+        measured = self.profile, self.network
+        found = self.next_profile, self.next_network, self.plan, self.tuning
+        for file, document in zip(FILES, (*measured, *found), strict=True):
+            document.save(folder / file)
 
 
 def file_of(name: str) -> str:
