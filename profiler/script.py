@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Self
 
 from comm_plan.errors import InputError
+from comm_plan.nested import samples_in
 from comm_plan.plans import Profile, check_writable
 from comm_plan.plans.compression import KINDS
 from comm_plan.plans.parameters import model_fingerprint, trainable
@@ -55,7 +56,6 @@ from comm_plan.profiler.timings import (
     sparse_rows,
     timings_of,
 )
-from comm_plan.runtime.flat import tensors_in
 from comm_plan.runtime.hooks import (
     Listener,
     ParameterPlace,
@@ -261,10 +261,8 @@ class _Steps(Listener):
         return self._hands_over and self._number % HANDOFF_EVERY == HANDOFF_EVERY - 1
 
     def _count(self, model: nn.Module, inputs: object, keywords: object) -> None:
-        first = next(tensors_in([inputs, keywords]), None)
-        counts = model.training and torch.is_grad_enabled() and self._graph_task is None
-        if counts and first is not None and first.ndim:
-            self._samples += len(first)
+        if model.training and torch.is_grad_enabled() and self._graph_task is None:
+            self._samples += samples_in([inputs, keywords]) or 0
 
     def on_forward(self) -> None:
         if self._begun:

@@ -20,13 +20,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from comm_plan.errors import InputError, one_line
+from comm_plan.nested import tensors_in
 from comm_plan.plans import Device, Profile
 from comm_plan.plans.document import refused_as
 from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.assembly import check_parameters
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.timings import Measurable
-from comm_plan.runtime.flat import tensors_in
 
 
 def profile_from_model(

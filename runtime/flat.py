@@ -1,11 +1,10 @@
-"""Many tensors at once: those inside a nested value, and several in one message."""
+"""Many tensors at once: flat ones, and several in one message."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import UserDict, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 
@@ -26,35 +25,6 @@ def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if parameter.is_complex():
         return torch.view_as_complex(flat.view(*parameter.shape, 2))
     return flat.view(parameter.shape)
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in ``value``: a tensor, or nested containers of tensors.
-
-    Containers are tuples, lists, dictionaries and dataclasses; each is looked through
-    once, as one may hold itself.
-    """
-    seen = set()
-    found = [value]
-    while found:
-        value = found.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif id(value) not in seen:
-            seen.add(id(value))
-            found.extend(reversed(_items(value)))
-
-
-def _items(value: object) -> list[object]:
-    """Return what a container holds; of anything else nothing."""
-    if isinstance(value, (dict, UserDict)):
-        return list(value.values())
-    if isinstance(value, (tuple, list)):
-        return list(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        # A field may never have been set.
-        return [getattr(value, field.name, None) for field in fields(value)]
-    return []
 
 
 def broadcast_tensors(

@@ -50,7 +50,7 @@ from torch.optim.optimizer import (
 )
 
 from comm_plan.errors import RunError
-from comm_plan.runtime.flat import tensors_in
+from comm_plan.nested import tensors_in
 
 NO_BACKWARD = -1
 """The graph task while no backward runs."""

@@ -53,6 +53,7 @@ from torch.utils.data import (
 )
 
 from comm_plan.errors import WorkloadError
+from comm_plan.nested import map_tensors, samples_in
 from comm_plan.workloads.base import Batches, Loss, MakeOptimizer, Workload
 from comm_plan.workloads.checks import first_batch, kind
 from comm_plan.workloads.data import device_of, shard_indices
@@ -97,9 +98,9 @@ def _batches(name: str, data: Any) -> tuple[Batches, int]:
     if isinstance(data, DataLoader):
         return _resharded(name, data)
     if isinstance(data, Sequence) and data:
-        return _dealt(data), _samples(data[0])
+        return _dealt(data), samples_in(data[0]) or 1
     if callable(data):
-        return data, _samples(first_batch(name, data))
+        return data, samples_in(first_batch(name, data)) or 1
     if isinstance(data, Sequence):
         raise WorkloadError(f"workload {name} returned no batches: its data is empty")
     raise WorkloadError(
@@ -169,14 +170,6 @@ def _dealt(data: Sequence[Any]) -> Batches:
     return batches
 
 
-def _samples(batch: Any) -> int:
-    """Return the batch size as the first tensor of a batch shows it."""
-    first = batch
-    while isinstance(first, (tuple, list, Mapping)) and first:
-        first = next(iter(first.values() if isinstance(first, Mapping) else first))
-    return len(first) if isinstance(first, torch.Tensor) and first.ndim else 1
-
-
 def _loss(name: str, criterion: Any) -> Loss:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         batch = _moved(batch, device_of(model))
@@ -240,13 +233,7 @@ def _outputs(model: nn.Module, inputs: Any) -> Any:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with its tensors on ``device``; mappings become dicts."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return [_moved(value, device) for value in batch]
-    return batch
+    return map_tensors(lambda tensor: tensor.to(device), batch)
 
 
 def _optimizer(name: str, model: nn.Module, given: Any = None) -> MakeOptimizer:

@@ -4,6 +4,7 @@ import copy
 import random
 import re
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -383,6 +384,30 @@ def test_a_model_may_compute_its_loss(wrap, batch):
         workload = from_parts("own", parts)
         expected = model.layer(ONES + ONES).square().mean()
         assert torch.equal(workload.loss(model, batch), expected)
+
+
+@dataclass
+class Batch:
+    """A batch whose tensors have names."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class SumOfBatch(Sum):
+    """Takes the whole batch, and returns its loss."""
+
+    def forward(self, batch):
+        return super().forward(batch.x, batch.y).mean()
+
+
+def test_a_dataclass_is_one_argument_whose_tensors_follow_the_model():
+    batch = Batch(ONES, 2 * ONES)
+    workload = from_parts("own", (SumOfBatch(), [batch]))
+    expected = workload.model.layer(3 * ONES).mean()
+    assert torch.equal(workload.loss(workload.model, batch), expected)
+    assert workload.batch_size == 3
+    assert workload.loss(workload.model.to("meta"), batch).device.type == "meta"
 
 
 def test_a_model_without_any_loss_is_told_so():
