@@ -5,6 +5,7 @@ from __future__ import annotations
 from comm_plan.report.timeline import Lane, Span
 
 COLORS: dict[Lane, str] = {
+    "local steps": "#f0e442",
     "forward": "#56b4e9",
     "backward": "#0072b2",
     "compression": "#cc79a7",

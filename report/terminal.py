@@ -27,6 +27,7 @@ from comm_plan.report.timeline import (
 
 MIN_BAR = 10
 LETTERS: dict[Lane, str] = {
+    "local steps": "l",
     "forward": "f",
     "backward": "b",
     "compression": "c",

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Lane: TypeAlias = Literal[
-    "forward", "backward", "compression", "update", "communication", "decompression"
+    "local steps",
+    "forward",
+    "backward",
+    "compression",
+    "update",
+    "communication",
+    "decompression",
 ]
 
 ROWS: dict[str, tuple[Lane, ...]] = {
-    "computation": ("forward", "backward", "compression", "update"),
+    "computation": ("local steps", "forward", "backward", "compression", "update"),
     "communication": ("communication", "decompression"),
 }
 """The rows of a picture, from the top, and the lanes that are drawn on each."""

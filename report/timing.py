@@ -35,8 +35,7 @@ def timed(
         steps: of the round that ``timing`` is of; the two times are each one's.
     """
     whole_s = steps * iteration_s
-    first = "forward" if steps == 1 else f"{steps} local steps"
-    spans = (*_backward(timing, first), *_communication(timing, details))
+    spans = (*_compute(timing, steps), *_communication(timing, details))
     end_s = max(span.end_s for span in spans)
     if whole_s > end_s:
         spans += (Span("update", "update", end_s, whole_s),)
@@ -50,9 +49,12 @@ def after_compute_s(timing: Timing) -> float:
     return max(0.0, finish_s - timing.compute_end_s)
 
 
-def _backward(timing: Timing, first: str) -> Iterator[Span]:
+def _compute(timing: Timing, steps: int) -> Iterator[Span]:
     now = timing.backward_start_s
-    yield Span(first, "forward", 0.0, now)
+    if steps == 1:
+        yield Span("forward", "forward", 0.0, now)
+    else:
+        yield Span(f"{steps} local steps", "local steps", 0.0, now)
     ready = [(bucket.ready_s, number) for number, bucket in enumerate(timing.buckets)]
     for ready_s, number in sorted(ready):
         end_s = min(ready_s, timing.compute_end_s)
