@@ -70,8 +70,7 @@ def writer(path: Path, every: int) -> Watcher:
 
     Raises:
         InputError: TensorBoard is asked for and not installed.
-        OutputError: the file or folder cannot be written; later, the file no longer
-            can.
+        OutputError: the file or folder cannot be written, or later no longer.
     """
     _check(path)
     sinks: list[Callable[[int, Figures], None]] = []
@@ -81,9 +80,14 @@ def writer(path: Path, every: int) -> Watcher:
             return
         figures = measure(engine)
         if engine.transport.rank == 0:
-            if not sinks:
-                sinks.append(_sink(path, goes_on=event.step > every))
-            sinks[0](event.step, figures)
+            try:
+                if not sinks:
+                    sinks.append(_sink(path, goes_on=event.step > every))
+                sinks[0](event.step, figures)
+            except OSError as error:
+                raise OutputError(
+                    f"{path}: cannot be written: {error.strerror}"
+                ) from None
 
     return watch
 
@@ -125,11 +129,8 @@ def _json_lines(path: Path, goes_on: bool) -> Callable[[int, Figures], None]:
 
     def write(step: int, figures: Figures) -> None:
         nonlocal mode
-        try:
-            with path.open(mode, encoding="utf-8") as stream:
-                stream.write(json.dumps({"step": step, **figures}) + "\n")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        with path.open(mode, encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **figures}) + "\n")
         mode = "a"
 
     return write

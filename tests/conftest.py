@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -123,3 +124,16 @@ def one_rank_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[], None]]:
+    """Let no file grow beyond 1,000 bytes; give back how to lift that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def lift() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield lift
+    lift()

@@ -424,19 +424,6 @@ def test_what_was_on_a_device_that_is_not_here_is_read(tmp_path, monkeypatch):
     assert contents[file.name]["a"].equal(torch.arange(3))
 
 
-@pytest.fixture
-def small_disk(monkeypatch):
-    """Let no file grow beyond 1,000 bytes; give back how to lift that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def lift():
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield lift
-    lift()
-
-
 def test_on_a_full_disk_training_goes_on_with_a_warning(tmp_path, small_disk, caplog):
     """It is full for the checkpoints of steps 1 and 2."""
 

@@ -216,3 +216,13 @@ def test_what_cannot_be_written_is_said_before_the_training(tmp_path, monkeypatc
     monkeypatch.setattr(diagnostics, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'comm-plan\[tensorboard\]'"):
         writer(tmp_path / "board", 1)
+
+
+# TensorBoard's own thread fails too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", ["d.jsonl", "board"])
+def test_a_disk_that_fills_ends_the_training_in_a_line(tmp_path, small_disk, name):
+    if name == "board":
+        pytest.importorskip("tensorboard")
+    with pytest.raises(OutputError, match=f"{name}: cannot be written: File too large"):
+        lines_of(tmp_path / name, TopK(density=0.1), every=1, steps=50)
