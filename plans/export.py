@@ -17,7 +17,7 @@ DDP = '''"""PyTorch DDP that merges gradients as a plan of comm-plan says.
     model = wrap(model)
 """
 
-{import_hooks}from torch.nn.parallel import DistributedDataParallel
+{imports}from torch.nn.parallel import DistributedDataParallel
 
 MODEL = {model}
 BUCKETS = {buckets}
@@ -34,11 +34,19 @@ def wrap(model, **options):
             "DDP cannot do what the plan says: it merges the parameters of each dtype "
             "and device by themselves; make them alike, or use comm-plan's engine"
         )
-    caps = [sum(p.nbytes for p in bucket) / MIB for bucket in buckets]
+{check}    caps = [sum(p.nbytes for p in bucket) / MIB for bucket in buckets]
     wrapped = DistributedDataParallel(model, bucket_cap_mb_list=caps, **options)
 {hook}    return wrapped
 '''
 IMPORT_HOOKS = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+IMPORT_TORCH = "import torch\n"
+CHECK_BF16 = """    built_for_gpus = torch.version.cuda or torch.version.hip
+    if not (built_for_gpus or torch.xpu.is_available()):
+        raise ValueError(
+            f"DDP of torch {torch.__version__}, which is built for no GPU, cannot cast "
+            "to bf16: export a plan of fp16, or use comm-plan's engine"
+        )
+"""
 
 DDP_KINDS = ("dense", "fp16", "bf16")
 """What DDP can do of the compressors."""
@@ -77,21 +85,25 @@ def to_ddp(plan: Plan) -> str:
     """Return a module whose ``wrap(model)`` makes DDP follow ``plan``.
 
     From the second iteration on, when DDP has seen in which order gradients get ready.
-    ``wrap`` raises a ValueError where the parameters are of several dtypes or devices.
+    ``wrap`` raises a ValueError where the parameters are of several dtypes or devices,
+    or where torch is built for no GPU and the plan casts to bf16.
 
     Raises:
         InputError: DDP cannot do what the plan says.
     """
     kind = only_kind(plan, "DDP", DDP_KINDS)
-    imported = hook = ""
+    imports = check = hook = ""
+    if kind == "bf16":
+        imports, check = IMPORT_TORCH, CHECK_BF16
     if kind != "dense":
-        imported = IMPORT_HOOKS
+        imports += IMPORT_HOOKS
         name = f"default_hooks.{ddp_hook_name(kind)}"
         hook = f"    wrapped.register_comm_hook(None, {name})\n"
     return DDP.format(
         model=_literal(plan.model.name),
         buckets=_buckets(plan),
-        import_hooks=imported,
+        imports=imports,
+        check=check,
         hook=hook,
     )
 

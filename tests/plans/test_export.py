@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from comm_plan.errors import InputError
 from comm_plan.plans import (
@@ -92,10 +93,30 @@ def test_ddp_refuses_parameters_that_it_merges_apart(tmp_path):
         wrap(model)
 
 
-def test_ddp_refuses_a_cast_that_its_backend_has_not(one_rank_group, tmp_path):
+def test_ddp_refuses_a_cast_to_bf16_where_torch_has_none(monkeypatch, tmp_path):
+    """Before a group is needed, and told what to do instead."""
     wrap = exported(to_ddp(plan_for(net(), 1, Bf16())), tmp_path)["wrap"]
-    with pytest.raises(TypeError, match="NCCL"):
+    for build in ("cuda", "hip"):
+        monkeypatch.setattr(torch.version, build, None)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU, cannot cast to bf16: export a plan"):
         wrap(net())
+
+
+def test_ddp_casts_to_bf16_where_torch_can(monkeypatch, tmp_path):
+    registered = []
+
+    class Stub(nn.Module):
+        def __init__(self, module, bucket_cap_mb_list):
+            super().__init__()
+
+        def register_comm_hook(self, state, hook):
+            registered.append(hook)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Stub)
+    exported(to_ddp(plan_for(net(), 1, Bf16())), tmp_path)["wrap"](net())
+    assert registered == [default_hooks.bf16_compress_hook]
 
 
 @pytest.mark.parametrize(("spec", "cast"), [(Dense(), "none"), (Fp16(), "fp16")])
