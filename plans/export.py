@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 
 from comm_plan.errors import InputError
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.plan import Plan
 
 DDP = '''"""PyTorch DDP that merges gradients as a plan of comm-plan says.
@@ -141,6 +142,13 @@ def only_kind(plan: Plan, who: str, able: tuple[str, ...]) -> str:
         raise InputError(
             f"{who} averages every gradient, and the plan has local steps: use "
             "comm_plan.parallelize, or solve without"
+        )
+    sparse = [b.tensors[0] for b in plan.buckets if isinstance(b.compressor, Rows)]
+    if sparse:
+        raise InputError(
+            f"{who} cannot follow a plan for sparse gradients, such as that of "
+            f"{sparse[0]}: use comm_plan.parallelize, or build the layer with "
+            "sparse=False and profile again"
         )
     kinds = sorted({bucket.compressor.kind for bucket in plan.buckets})
     beyond = [kind for kind in kinds if kind not in able]

@@ -21,6 +21,7 @@ from comm_plan.plans import (
     PlannedModel,
     TopK,
 )
+from comm_plan.plans.compression.rows import Rows
 from comm_plan.plans.export import to_ddp, to_horovod
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 
@@ -145,6 +146,14 @@ def test_local_steps_are_refused(to_python):
     local = {"local_steps": LocalSteps(every=4)}
     with pytest.raises(InputError, match="averages every gradient"):
         to_python(plan_for(nn.Linear(4, 4), 2).model_copy(update=local))
+
+
+@pytest.mark.parametrize("to_python", [to_ddp, to_horovod])
+def test_a_sparse_gradient_is_refused_with_what_helps(to_python):
+    """That of a layer: no solver and no compressor makes it dense."""
+    sparse = plan_for(nn.Linear(4, 4), 2, Rows(), "allgather", per_bucket=1)
+    with pytest.raises(InputError, match="sparse gradients, such as that of bias"):
+        to_python(sparse)
 
 
 def test_what_they_cannot_do_is_refused():
