@@ -3,7 +3,9 @@
 The profile holds the seconds to compress and decompress, measured at some sizes and
 densities. They are interpolated, linearly in the number of elements and linearly in the
 logarithm of the density, tensor by tensor, for compressors work tensor by tensor. (So
-is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) Compression
+is padding, which takes VGC for up to 3 bytes a tensor longer than it is.) To send fewer
+elements takes no longer: where a lower density was measured to, chance did it, and both
+count as what lies midway. Compression
 happens in a gradient's hook and delays backward; encoding and decoding happen on the
 communication thread and delay the messages behind; a part of that is once a bucket,
 whatever its tensors. So does, by the byte, what a sum takes longer than in float32.
@@ -116,12 +118,21 @@ class DeviceCost:
         rows = np.arange(len(numel))
 
         def between(curves: tuple[CostCurve, ...]) -> FloatArray:
-            table = np.stack([curve(numel) for curve in curves])
+            table = _rising(np.stack([curve(numel) for curve in curves]))
             mixed = (1 - share) * table[low, rows] + share * table[high, rows]
             return np.asarray(mixed, dtype=np.float64)
 
-        bucket_s = np.interp(position.mean(), np.arange(len(self.bucket)), self.bucket)
+        bucket_s = np.interp(
+            position.mean(), np.arange(len(self.bucket)), _rising(self.bucket)
+        )
         return between(self.compress), between(self.codec), float(bucket_s)
+
+
+def _rising(seconds: FloatArray) -> FloatArray:
+    """Return [D, ...] seconds that do not fall: what does is evened out."""
+    highest = np.maximum.accumulate(seconds)
+    lowest = np.minimum.accumulate(seconds[::-1])[::-1]
+    return (highest + lowest) / 2
 
 
 def _curve(seconds: Mapping[int, float]) -> CostCurve:

@@ -9,6 +9,7 @@ from comm_plan.planner import Settings, joint, lags
 from comm_plan.planner.at_ratios import sparse_at
 from comm_plan.planner.documents import make_problem
 from comm_plan.planner.problem import Solution
+from comm_plan.plans import CompressionCost
 from comm_plan.plans.compression import Dense, TopK
 from comm_plan.tests.support import documents, every_plan
 
@@ -150,6 +151,27 @@ def test_lags_pays_no_more_for_the_paper_as_printed():
     assert ratios_of(printed, lags.solve(printed)).max() > 1
     meant = problem_of(gaps, numels, *fast)
     assert ratios_of(meant, lags.solve(meant)).max() == 1
+
+
+def test_a_larger_bound_on_ratios_is_no_slower_where_selection_scatters():
+    """Measured to take longer at the largest ratio, it made the fastest plan slow."""
+    costs = tuple(
+        CompressionCost(numel=n, density=d, compress_s=n * s, decompress_s=0)
+        for n in (1, 1_000_000)
+        for d, s in ((0.001, 8e-9), (0.01, 2e-9), (0.1, 3e-9))
+    )
+    profile = documents.profile([1e-3] * 2, [10**6] * 2, compression={"topk": costs})
+    network = documents.network(
+        4,
+        allreduce=documents.fit((0, 1e-4, 1e-8)),
+        allgather=documents.fit((0, 1e-4, 1e-9)),
+    )
+    iterations_s = []
+    for largest in (10, 30, 100, 300, 1000):
+        asked = Settings(max_ratio=largest, tolerance=0)
+        problem = make_problem(profile, network, asked)
+        iterations_s.append(seconds(problem, lags.solve(problem)))
+    assert iterations_s == sorted(iterations_s, reverse=True)
 
 
 def test_no_ratio_below_1_is_asked_for():

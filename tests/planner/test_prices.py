@@ -108,6 +108,30 @@ def test_a_plan_compresses_a_bfloat16_model(build):
     assert {bucket.compressor.kind for bucket in plan.buckets} == {"topk"}
 
 
+def test_to_send_fewer_elements_takes_no_longer():
+    """Measured times scatter: 0.1 % took 50 % longer than 1 % of two million."""
+
+    def cost(density, seconds):
+        return CompressionCost(
+            numel=100,
+            density=density,
+            compress_s=seconds,
+            decompress_s=2 * seconds,
+            bucket_encode_s=3 * seconds,
+        )
+
+    device = DeviceCost.measured(
+        (cost(0.001, 6.0), cost(0.01, 4.0), cost(0.1, 10.0)), Codings(1, 1)
+    )
+    density = np.array([0.001, 0.003, 0.01, 0.1])
+    compress, codec, _ = device.seconds(np.full(4, 100.0), density)
+    assert compress == pytest.approx([5.0, 5.0, 5.0, 10.0])
+    assert codec == pytest.approx([10.0, 10.0, 10.0, 20.0])
+    one = np.array([100.0])
+    buckets = [device.seconds(one, np.array([d]))[2] for d in density]
+    assert buckets == pytest.approx([15.0, 15.0, 15.0, 30.0])
+
+
 def test_costs_are_interpolated_between_sizes_and_densities():
     def cost(numel, density, seconds):
         return CompressionCost(
