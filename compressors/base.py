@@ -125,6 +125,8 @@ class Compressor(ABC, Generic[SpecT]):
         step: number of the current step, from 0; the engine sets it.
         density_floor: sparse methods send at least this share of a tensor; the engine
             raises it during density warm-up.
+        scale: of the loss, and so of gradients; the engine sets it. What a spec says of
+            their size is of those without.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Compressor(ABC, Generic[SpecT]):
         self.state: dict[str, list[torch.Tensor]] = {}
         self.step = 0
         self.density_floor = 0.0
+        self.scale = 1.0
 
     means: Sequence[torch.Tensor] = ()
     """Those of all tensors, flat, once messages are decoded; empty: none lies ready,

@@ -58,14 +58,14 @@ class HybridCompressor(StromCompressor[Hybrid]):
 
     def _found(self, compiled: Any, *arrays: Array) -> Array:
         residual, variance, scratch = arrays
-        alpha, tau = self.spec.alpha, self.spec.tau
+        alpha, tau = self.spec.alpha, self._tau
         found: Array = compiled.unambiguous(residual, variance, alpha, tau, scratch)
         return found
 
     def _take(
         self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
     ) -> torch.Tensor:
-        tau, variance = self.spec.tau, self._variance.index_select(0, position)
+        tau, variance = self._tau, self._variance.index_select(0, position)
         left = super()._take(position, residual, sent)
         variance -= 2 * tau * residual.abs() - tau**2
         self._variance.index_copy_(0, position, variance.clamp_min_(0))

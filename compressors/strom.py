@@ -28,7 +28,7 @@ StromT = TypeVar("StromT", bound="Strom | Hybrid", default=Strom, covariant=True
 
 
 class StromCompressor(WordCompressor[StromT]):
-    """Sends plus or minus ``spec.tau`` for elements above it."""
+    """Sends plus or minus ``spec.tau``, by the scale, for elements above it."""
 
     def __init__(
         self, spec: StromT, collective: str, slots: Sequence[Slot], context: Context
@@ -38,24 +38,28 @@ class StromCompressor(WordCompressor[StromT]):
         if context.momentum_of is not None:
             self._remember(VELOCITY)
 
+    @property
+    def _tau(self) -> float:
+        return self.spec.tau * self.scale
+
     def encode(self) -> Message:
         """Return the words of the elements above tau, [k] int32."""
         position = self._significant()
         residual = self._residual.index_select(0, position)
-        sent = torch.full_like(residual, self.spec.tau).copysign_(residual)
+        sent = torch.full_like(residual, self._tau).copysign_(residual)
         self._take(position, residual, sent)
         return (pack(position, 0, sent),)
 
     def _is_sent(self, *judged: torch.Tensor) -> torch.Tensor:
-        return torch.gt(judged[0].abs(), self.spec.tau)
+        return torch.gt(judged[0].abs(), self._tau)
 
     def _found(self, compiled: Any, *arrays: Array) -> Array:
         residual, scratch = arrays
-        found: Array = compiled.above(residual, None, self.spec.tau, scratch)
+        found: Array = compiled.above(residual, None, self._tau, scratch)
         return found
 
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:
         (words,) = message
         position, _, sign = unpack(words)
-        tau = torch.full_like(words, self.spec.tau, dtype=torch.float32)
+        tau = torch.full_like(words, self._tau, dtype=torch.float32)
         return position, (tau.view(torch.int32) | sign).view(torch.float32)

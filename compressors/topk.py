@@ -187,7 +187,7 @@ class TopKCompressor(Compressor[TopK]):
         """Return what is added to the residual of tensor ``index``."""
         self._fit_message()
         if self.spec.clip_norm is not None:
-            gradient = clipped(gradient, self.spec.clip_norm)
+            gradient = clipped(gradient, self.spec.clip_norm * self.scale)
         return self.accelerated(index, gradient)
 
     def _fit_message(self) -> None:

@@ -120,8 +120,9 @@ class Engine(Joinable):
             instead of copies; a gradient kept from an earlier step then changes with
             the next. Without effect with ``find_unused_parameters``.
         second_moments: where VGC gets per-sample second moments from; None: exact.
-        grad_scaler: scales the loss; residuals are rescaled when its scale changes.
-            None: nothing does, or :meth:`rescale` is called.
+        grad_scaler: scales the loss; residuals are rescaled when its scale changes,
+            and a plan's ``tau`` and ``clip_norm`` are of gradients without it. None:
+            nothing does, or :meth:`rescale` is called.
         optimizer: what updates the parameters; plans with momentum correction need it,
             as the engine applies its momentum (:mod:`~comm_plan.runtime.momentum`), and
             plans with local steps, as it counts its steps.
@@ -434,7 +435,8 @@ class Engine(Joinable):
         """Multiply all residuals by ``factor``; call it when the loss scale changes.
 
         Only without ``grad_scaler``. The scale itself stays unknown then: change with
-        a scale of 1 between a plan that corrects momentum and one that does not.
+        a scale of 1 between a plan that corrects momentum and one that does not, and
+        take ``tau`` and ``clip_norm`` as those of scaled gradients.
         """
         self._steps.rescale(factor)
 

@@ -187,10 +187,12 @@ class Steps(Listener):
             bucket.rescale(factor)
 
     def _follow_scale(self) -> None:
-        """Rescale residuals if the scale of the loss has changed."""
+        """Tell compressors the scale of the loss; rescale residuals if it changed."""
         before, self.scale = self.scale, self._scale_now()
         if self.scale != before:
             self.rescale(self.scale / before)
+        for bucket in self.setup.buckets:
+            bucket.compressor.scale = self.scale
 
     def _scale_now(self) -> float:
         """Return what the scaler multiplies the loss by; 1: there is none."""

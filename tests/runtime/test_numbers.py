@@ -14,9 +14,10 @@ from torch import nn
 
 from comm_plan import parallelize
 from comm_plan.errors import NonFiniteError
+from comm_plan.plans import ModelTopK, SparDL, TopK
 from comm_plan.plans.compression import METHODS
 from comm_plan.runtime.guard import Guard
-from comm_plan.tests.runtime.trainings import plan_for
+from comm_plan.tests.runtime.trainings import BATCH, FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
 RANKS = 3
 REFUSED = [(math.nan, rank) for rank in range(RANKS)]
 REFUSED += [(math.inf, 1), (-math.inf, 2), (3e38, 0), (3e38, "all")]
+CLIPPED = {
+    "topk, clipped": (TopK(density=0.1, clip_norm=0.5), "allgather"),
+    "model-topk, clipped": (ModelTopK(density=0.1, clip_norm=0.5), "allgather"),
+    "spardl, clipped": (SparDL(density=0.1, clip_norm=0.5), "spardl"),
+}
+SCALABLE = {name: of for name, of in METHODS.items() if name != "fp16"} | CLIPPED
+"""fp16 is coarser where numbers are smaller."""
 TAKEN = [(0.0, "all"), (0.0, 1), (1e-40, 2), (1.4e-45, "all"), (1e4, 0)]
 
 
@@ -169,3 +177,36 @@ def test_the_default_dtype_of_the_users_program_changes_nothing(name, default_dt
             assert torch.equal(rank.parameters, reference.parameters)
             each = zip(rank.remembered, reference.remembered, strict=True)
             assert all(torch.equal(own, other) for own, other in each)
+
+
+def trained_at(scale, method):
+    """Return what ranks have after six steps, in which the scale of the loss doubles.
+
+    None: the loss has no scale.
+    """
+
+    def rank(transport):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None
+        )
+        plan = plan_for(model, RANKS, *SCALABLE[method])
+        generator = torch.Generator().manual_seed(transport.rank)
+        with parallelize(model, plan, transport=transport, grad_scaler=scaler):
+            for _ in range(6):
+                inputs = torch.randn(BATCH, FEATURES, generator=generator)
+                optimizer.zero_grad()
+                scaler.scale(model(inputs).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    return run_ranks(RANKS, rank)
+
+
+@pytest.mark.parametrize("method", SCALABLE)
+def test_a_loss_that_is_scaled_by_powers_of_2_trains_as_one_that_is_not(method):
+    expected, *_ = trained_at(None, method)
+    for parameters in trained_at(2.0**16, method):
+        assert torch.equal(parameters, expected)
