@@ -51,7 +51,7 @@ class BucketTraffic(Value):
 
 
 class Traffic(Value):
-    """Wire bytes of a whole step on rank 0.
+    """Wire bytes of a whole step on rank 0; none where it is the only one.
 
     ``steps_nbytes`` are the bytes of all messages in each step: they change while a
     warm-up lowers the density, and where the data decides what is sent.

@@ -138,6 +138,8 @@ def _messages(traffic: Traffic) -> str:
     dense = units.nbytes(traffic.dense_nbytes)
     if traffic.message_nbytes == traffic.dense_nbytes:
         return f"{sent}, the gradients as they are"
+    if not traffic.message_nbytes:
+        return f"{sent} for {dense} of gradients"
     ratio = units.times(traffic.compression_ratio)
     return f"{sent} for {dense} of gradients: {ratio} less"
 

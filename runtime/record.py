@@ -208,6 +208,8 @@ class EngineRecorder(Recorder):
             return [0] * len(self._buckets)
         self._read_moments()
         self._unread = self._engine.last_moments
+        if self._engine.transport.world_size == 1:
+            return [0] * len(self._buckets)  # it has nobody to send to
         return [bucket.sent_nbytes for bucket in self._buckets]
 
     def _read_moments(self) -> None:

@@ -68,7 +68,7 @@ def _row(run: ShownRun) -> tuple[Cell, ...]:
         seconds(predicted_s),
         times(over),
         nbytes(sent.message_nbytes if sent else None),
-        times(sent.compression_ratio if sent else None),
+        times(sent.compression_ratio if sent and sent.message_nbytes else None),
         _number(record.final_loss),
         _last_evaluation(run),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comm_plan import units
 from comm_plan.plans import Bucket, Plan, Profile, RunRecord, TensorTiming
@@ -35,11 +35,17 @@ def run_sizes(record: RunRecord) -> tuple[BucketSize, ...]:
 
 
 def plan_sizes(plan: Plan, profile: Profile | None) -> tuple[BucketSize, ...]:
-    """Return what each bucket of a plan weighs; empty without the tensors' sizes."""
+    """Return what each bucket of a plan weighs; empty without the tensors' sizes.
+
+    One rank sends nothing.
+    """
     if profile is None:
         return ()
     tensors = {tensor.name: tensor for tensor in profile.tensors}
-    return tuple(_planned(bucket, tensors) for bucket in plan.buckets)
+    sizes = tuple(_planned(bucket, tensors) for bucket in plan.buckets)
+    if plan.world_size == 1:
+        return tuple(replace(size, message=0) for size in sizes)
+    return sizes
 
 
 def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:

@@ -23,7 +23,7 @@ def traffic(runs: Sequence[ShownRun]) -> Iterator[Figure]:
         yield _over_steps(changed)
     for run in runs:
         sizes = run_sizes(run.record)
-        if len(sizes) > 1 and any(size.dense for size in sizes):
+        if len(sizes) > 1 and any(size.message for size in sizes):
             yield _figure(run.name, sizes)
 
 

@@ -241,6 +241,16 @@ def test_cards_tell_traffic_and_accuracy():
     assert figures(run)["accuracy"] == ("90.0 %", "held out, after step 3")
 
 
+def test_one_rank_sends_nothing():
+    plan = OPTIMAL.model_copy(update={"world_size": 1})
+    assert figures(PROFILE, plan)["sent per step and rank"] == (
+        "0 B",
+        "for 1.00 MB of gradients, planned",
+    )
+    run = build.run(plan, sent=[(1000, 0.0), (1000, 0.0)])
+    assert figures(run)["sent per step and rank"] == ("0 B", "for 2.00 kB of gradients")
+
+
 def test_trials_that_ended_early_are_remarked():
     tuning = build.tuning(PROFILE, build.trial("threshold", 0.05), complete=False)
     assert any("ended early" in remark for remark in remarks(given(tuning)))

@@ -207,6 +207,17 @@ def test_run_tells_traffic_skipped_steps_and_the_last_evaluation():
     assert rows["accuracy, held out"] == "0.9 after step 100"
 
 
+def test_run_of_one_rank_tells_that_nothing_was_sent():
+    buckets = tuple(
+        bucket.model_copy(update={"message_nbytes": 0.0})
+        for bucket in RECORD.traffic.buckets
+    )
+    nothing = {"buckets": buckets, "message_nbytes": 0.0, "compression_ratio": 1.0}
+    traffic = RECORD.traffic.model_copy(update=nothing)
+    rows = dict(run_rows(RECORD.model_copy(update={"traffic": traffic})))
+    assert rows["messages, per step"] == "0 B for 4.00 MB of gradients"
+
+
 def test_run_of_local_steps_tells_rounds_that_were_undone():
     record = RECORD.model_copy(update={"local_steps": LocalSteps(every=4)})
     assert dict(run_rows(record))["steps"] == "100; 2 rounds undone"

@@ -63,8 +63,10 @@ def in_own_loop(plan, output=None, ranks=RANKS):
 
     def rank(transport):
         model = net()
-        engine = comm_plan.parallelize(model, plan, transport=transport)
         own = training(model)
+        engine = comm_plan.parallelize(
+            model, plan, transport=transport, optimizer=own.optimizers[0]
+        )
         with comm_plan.record(engine, output, name="mine") as run:
             for _ in range(STEPS):
                 run.loss(own.step())
@@ -202,21 +204,14 @@ def test_of_several_optimizers_one_ends_the_step_and_others_models_do_not_count(
 
 
 def test_of_local_steps_an_iteration_is_the_mean_of_a_round():
-    model = net()
-    plan = plan_for(model, 1)
+    plan = plan_for(net(), RANKS)
     content = plan.model_dump(mode="json", by_alias=True)
     local = LocalSteps(every=4).model_dump(mode="json")
-    plan = Plan.model_validate({**content, "local_steps": local})
-    own = training(model)
-    engine = comm_plan.parallelize(model, plan, optimizer=own.optimizers[0])
-    with comm_plan.record(engine) as run:
-        for _ in range(STEPS):
-            own.step()
-    engine.close()
-    assert len(run.record.iterations_s) == STEPS
-    assert run.record.round_steps == 4
-    dense = run.record.traffic.dense_nbytes
-    assert run.record.traffic.steps_nbytes == (0, 0, 0, dense, 0, 0, 0, dense)
+    record, _ = in_own_loop(Plan.model_validate({**content, "local_steps": local}))
+    assert len(record.iterations_s) == STEPS
+    assert record.round_steps == 4
+    dense = record.traffic.dense_nbytes
+    assert record.traffic.steps_nbytes == (0, 0, 0, dense, 0, 0, 0, dense)
 
 
 def test_of_ranks_that_made_more_steps_the_first_ones_count():

@@ -158,20 +158,24 @@ def test_a_plan_for_another_model_is_refused():
 
 def test_a_record_counts_what_buckets_do_under_the_new_plan():
     """The step at whose end the plan changes was made by the one before."""
-    model = net()
-    dense = plan_for(model, 1)
-    sparse = plan_for(model, 1, TopK(density=0.1), "allgather")
-    with Engine(model, dense, LocalTransport()) as engine:
-        recorder = EngineRecorder(engine)
-        sent = []
-        for step in range(5):
-            model.zero_grad()
-            model(torch.ones(2, FEATURES)).sum().backward()
-            if step == 1:
-                engine.swap(sparse, replan())
-            recorder.add_step(1.0)
-            sent.append(recorder.last_nbytes)
-        record = recorder.record(LocalTransport(), workload="net", steps=5)
+
+    def rank(transport):
+        model = net()
+        dense = plan_for(model, 2)
+        sparse = plan_for(model, 2, TopK(density=0.1), "allgather")
+        with Engine(model, dense, transport) as engine:
+            recorder = EngineRecorder(engine)
+            sent = []
+            for step in range(5):
+                model.zero_grad()
+                model(torch.ones(2, FEATURES)).sum().backward()
+                if step == 1:
+                    engine.swap(sparse, replan())
+                recorder.add_step(1.0)
+                sent.append(recorder.last_nbytes)
+            return recorder.record(transport, workload="net", steps=5), sent
+
+    (record, sent), _ = run_ranks(2, rank)
     assert sent[0] == sent[1] > sent[2] == sent[3] == sent[4] > 0
     assert record.traffic.steps_nbytes == tuple(sent[2:])
     assert record.traffic.message_nbytes == sent[2]

@@ -140,6 +140,13 @@ def test_traffic_is_what_the_plan_promises(name):
     assert {event.message_nbytes for event in events} == {sum(promised)}
 
 
+def test_one_rank_sends_nothing():
+    record, events, _ = run(world_size=1)[0]
+    assert record.traffic.dense_nbytes == 4 * sum(map(sum, NUMELS))
+    assert (record.traffic.message_nbytes, set(record.traffic.steps_nbytes)) == (0, {0})
+    assert {event.message_nbytes for event in events} == {0}
+
+
 def test_trits_that_are_summed_travel_as_bytes():
     record, _, _ = run(*METHODS["terngrad by allreduce"])[0]
     traffic = record.traffic
