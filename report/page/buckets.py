@@ -18,7 +18,7 @@ from comm_plan.report.page.blocks import (
     times,
 )
 from comm_plan.report.page.given import Given, ShownPlan, ShownRun
-from comm_plan.report.page.sizes import BucketSize, plan_sizes, run_sizes
+from comm_plan.report.page.sizes import BucketSize, run_sizes, step_sizes
 from comm_plan.report.page.subject import find_subject
 from comm_plan.report.plan import compressor_text
 
@@ -42,7 +42,7 @@ def _tables(given: Given) -> Iterator[Block]:
 
 def _each(given: Given) -> Iterator[tuple[ShownPlan | None, Table]]:
     for shown in given.plans:
-        sizes = plan_sizes(shown.plan, given.profile)
+        sizes = step_sizes(shown.plan, given.profile)
         runs = [run for run in given.runs if run.plan is shown]
         if not runs:
             yield shown, _of_plan(shown.name, shown, sizes, None)

@@ -9,7 +9,7 @@ from comm_plan import units
 from comm_plan.collectives.bandwidth import busbw
 from comm_plan.plans import Network, Profile, RunRecord
 from comm_plan.report.page.given import Given
-from comm_plan.report.page.sizes import BucketSize, plan_sizes
+from comm_plan.report.page.sizes import BucketSize, step_sizes
 from comm_plan.report.page.subject import Subject, find_subject
 
 
@@ -53,7 +53,7 @@ def _sent(given: Given, subject: Subject) -> Iterator[Card]:
     traffic = subject.run and subject.run.record.traffic
     if traffic:
         size, how = BucketSize(traffic.dense_nbytes, traffic.message_nbytes), ""
-    elif subject.plan and (sizes := plan_sizes(subject.plan.plan, given.profile)):
+    elif subject.plan and (sizes := step_sizes(subject.plan.plan, given.profile)):
         dense = sum(size.dense for size in sizes)
         size, how = BucketSize(dense, sum(size.message for size in sizes)), ", planned"
     else:

@@ -12,7 +12,7 @@ from comm_plan.report.plan import compressor_text
 
 @dataclass(frozen=True)
 class BucketSize:
-    """What a bucket weighs, per step and rank.
+    """What a bucket weighs on each rank, per step or, planned, per exchange.
 
     Attributes:
         dense: bytes of its gradients.
@@ -46,6 +46,14 @@ def plan_sizes(plan: Plan, profile: Profile | None) -> tuple[BucketSize, ...]:
     if plan.world_size == 1:
         return tuple(replace(size, message=0) for size in sizes)
     return sizes
+
+
+def step_sizes(plan: Plan, profile: Profile | None) -> tuple[BucketSize, ...]:
+    """Return what :func:`plan_sizes` does, per step: of local steps most send none."""
+    return tuple(
+        replace(size, message=size.message / plan.round_steps)
+        for size in plan_sizes(plan, profile)
+    )
 
 
 def _planned(bucket: Bucket, tensors: dict[str, TensorTiming]) -> BucketSize:

@@ -251,6 +251,14 @@ def test_one_rank_sends_nothing():
     assert figures(run)["sent per step and rank"] == ("0 B", "for 2.00 kB of gradients")
 
 
+def test_local_steps_send_once_a_round():
+    plan = OPTIMAL.model_copy(update={"local_steps": LocalSteps(every=4)})
+    assert figures(PROFILE, plan)["sent per step and rank"] == (
+        "251 kB",
+        "for 1.00 MB of gradients, 4.00x less, planned",
+    )
+
+
 def test_trials_that_ended_early_are_remarked():
     tuning = build.tuning(PROFILE, build.trial("threshold", 0.05), complete=False)
     assert any("ended early" in remark for remark in remarks(given(tuning)))
