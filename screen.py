@@ -112,8 +112,8 @@ def training_progress(total: int | None) -> Iterator[Watcher]:
                 f"loss {event.loss:.4f}",
                 units.seconds(event.iteration_s),
             ]
-            if event.message_nbytes < event.dense_nbytes:
-                ratio = event.dense_nbytes / max(1, event.message_nbytes)
+            if 0 < event.message_nbytes < event.dense_nbytes:
+                ratio = event.dense_nbytes / event.message_nbytes
                 sent = units.nbytes(event.message_nbytes)
                 parts.append(f"{sent} ({units.times(ratio)} less)")
             if event.density_floor:
