@@ -43,6 +43,11 @@ def percent(value: float) -> str:
     return f"{_three_digits(100 * value)} %"
 
 
+def shows(value: float) -> bool:
+    """Return whether a share of one is any :func:`percent` but 0.00."""
+    return abs(value) >= 0.5e-4
+
+
 def times(value: float) -> str:
     """Return a ratio such as ``1.25x``."""
     return f"{_three_digits(value)}x"

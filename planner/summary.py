@@ -300,7 +300,9 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
             "iteration exposed"
         )
     if most <= WORTHWHILE:
-        best = "no plan is" if most <= 0 else f"the best plan is {units.percent(most)}"
+        best = "no plan is"
+        if most > 0 and units.shows(most):
+            best = f"the best plan is {units.percent(most)}"
         text = (
             f"{best} faster than {instead_of}, and no dense plan beats "
             f"{units.seconds(lower_bound_s)}"

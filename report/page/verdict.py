@@ -114,10 +114,7 @@ def _gain(subject: Subject) -> str:
         times = units.times(1 / subject.speedup)
         return f"{subject.name} loses: it takes {times} the time of {baseline}"
     if gain <= WORTHWHILE:
-        return (
-            f"nothing is gained: {subject.name} is {units.percent(max(gain, 0.0))} "
-            f"faster than {baseline}"
-        )
+        return f"nothing is gained: {subject.name} takes about the time of {baseline}"
     return f"{subject.name} takes {units.percent(gain)} less time than {baseline}"
 
 

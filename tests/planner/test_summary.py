@@ -68,6 +68,14 @@ def test_a_bandwidth_bound_network_has_nothing_to_gain_without_compression(build
     assert summary.verdict.startswith("nothing to gain: no plan is faster")
 
 
+def test_a_gain_that_rounds_to_nothing_is_none(build):
+    profile = build.profile([1e-3, 0.0], [300_000, 1])  # DDP makes two buckets of it
+    problem = make_problem(profile, _network(build, 1e-9, 1e-8))
+    summary = summarise(problem, ["optimal"])
+    assert summary.row("optimal").iteration_s < summary.row("threshold").iteration_s
+    assert "no plan is faster than DDP's buckets" in summary.verdict
+
+
 def test_start_up_bound_networks_gain_by_merging(build):
     summary = compared(_profile(build), _network(build, 3e-3, 3e-10))
     assert summary.verdict.startswith("merge only:")

@@ -89,6 +89,13 @@ def test_a_gain_within_a_percent_is_none(optimal_s):
     assert said(*runs).startswith("nothing is gained")
 
 
+def test_a_plan_as_fast_as_its_baseline_is_not_called_faster():
+    runs = build.run(OPTIMAL, [0.06] * 3), build.run(THRESHOLD, [0.06] * 3)
+    assert said(*runs).startswith(
+        "nothing is gained: optimal takes about the time of threshold (60.0 ms, me"
+    )
+
+
 def test_what_loses_is_named_with_how_much():
     runs = build.run(OPTIMAL, [0.09] * 3), build.run(THRESHOLD, [0.06] * 3)
     assert said(*runs) == (
