@@ -32,8 +32,10 @@ def remarks(given: Given) -> Iterator[str]:
     if run and given.tuning:
         yield f"Of the runs: {_held_against(run)}."
     elif subject and (run or subject.plan) and given.forecast and not given.tuning:
-        solvers = ", ".join(row.label for row in given.forecast.comparison.rows)
-        yield f"Of {solvers} it is {_predicted(given.forecast)}."
+        comparison = given.forecast.comparison
+        solvers = ", ".join(row.label for row in comparison.rows)
+        ranks = _ranks(comparison.world_size)
+        yield f"Of {solvers} on {ranks} it is {_predicted(given.forecast)}."
     if run is not None:
         yield from _noise(run)
     for shown in given.plans:

@@ -198,6 +198,8 @@ def test_a_given_plan_comes_before_the_forecast():
     forecast = Forecast(summarise(problem, ["wfbp"]))
     found = replace(given(PROFILE, build.network(), OPTIMAL), forecast=forecast)
     assert verdict(found).startswith("optimal takes 20.0 % less time than threshold")
+    (text,) = [text for text in remarks(found) if text.startswith("Of ")]
+    assert f" on {build.network().world_size} ranks it is predicted: " in text
     assert any(forecast.comparison.verdict in text for text in remarks(found))
 
 
