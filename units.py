@@ -43,6 +43,11 @@ def percent(value: float) -> str:
     return f"{_three_digits(100 * value)} %"
 
 
+def deviation(value: float, digits: int = 1) -> str:
+    """Return a share of one in percent with its sign: ``+2.5%``, never ``-0.0%``."""
+    return f"{round(value, digits + 2) + 0.0:+.{digits}%}"
+
+
 def shows(value: float) -> bool:
     """Return whether a share of one is any :func:`percent` but 0.00."""
     return abs(value) >= 0.5e-4

@@ -136,7 +136,7 @@ def _times(record: RunRecord, base_s: float) -> list[str]:
     return [
         "-" if predicted_s is None else units.seconds(predicted_s),
         units.seconds(measured_s) if measured_s else "-",
-        "-" if error is None else f"{error:+.1%}",
+        "-" if error is None else units.deviation(error),
         units.times(base_s / measured_s) if measured_s else "-",
     ]
 

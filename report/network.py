@@ -123,7 +123,7 @@ def _cells(row: MeasuredSize) -> tuple[str, ...]:
         rate(row.algbw),
         rate(row.busbw),
         "" if row.fit_s is None else units.seconds(row.fit_s),
-        "" if row.fit_error is None else f"{row.fit_error:+.0%}",
+        "" if row.fit_error is None else units.deviation(row.fit_error, 0),
     )
 
 

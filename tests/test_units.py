@@ -29,6 +29,21 @@ def test_bytes_are_decimal(value, text):
     assert units.nbytes(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.025, 1, "+2.5%"),
+        (-0.1234, 1, "-12.3%"),
+        (-0.0004, 1, "+0.0%"),
+        (-0.006, 0, "-1%"),
+        (-0.004, 0, "+0%"),
+        (1.5, 0, "+150%"),
+    ],
+)
+def test_a_deviation_has_a_sign_and_nothing_is_not_negative(value, digits, text):
+    assert units.deviation(value, digits) == text
+
+
 @given(st.floats(1e-6, 1e3), st.integers(2, 20))
 @example(1.2, 5)
 def test_ticks_are_round_and_fit(end_s, at_most):

@@ -92,7 +92,8 @@ def _tip(row: MeasuredSize) -> str:
     if row.busbw is not None:
         lines.append(f"bus bandwidth {rate(row.busbw)}")
     if row.fit_s is not None and row.fit_error is not None:
-        lines.append(f"fit {units.seconds(row.fit_s)}, {row.fit_error:+.1%}")
+        off = units.deviation(row.fit_error)
+        lines.append(f"fit {units.seconds(row.fit_s)}, {off}")
     return "\n".join(lines)
 
 
@@ -146,5 +147,5 @@ def _cells(row: MeasuredSize) -> tuple[Cell, ...]:
         Cell(rate(row.algbw), row.algbw),
         Cell(rate(row.busbw) or NONE, row.busbw),
         seconds(row.fit_s),
-        Cell(NONE) if error is None else Cell(f"{error:+.1%}", error),
+        Cell(NONE) if error is None else Cell(units.deviation(error), error),
     )
