@@ -315,9 +315,12 @@ class Prices:
         if spec.lossless:
             free = np.zeros(len(numel))
             return free, free, 0.0
+        how = f"profile again with --compressors {spec.kind} (or all)"
+        if "synthetic" in self.profile.environment:
+            how = "profile the model on a device, as here nothing was measured"
         raise InputError(
-            f"profile has no compression costs for {spec.kind}: profile again with "
-            f"--compressors {spec.kind} (or all), or add them to its compression"
+            f"profile has no compression costs for {spec.kind}: {how}, or add them to "
+            "its compression"
         )
 
     def _summing_s(self, spec: Spec, collective: str) -> FloatArray:

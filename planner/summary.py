@@ -117,7 +117,8 @@ class Summary:
         """In one sentence what planning brings over the buckets of ``threshold``."""
         if self.world_size == 1:
             return "nothing to gain: one rank has nothing to send"
-        text = verdict(self.rows, self.lower_bound_s, self._today)
+        costed = not self.problem.prices.profile.compression.keys() <= {Dense().kind}
+        text = verdict(self.rows, self.lower_bound_s, self._today, costed=costed)
         gain = self.problem.settings.min_gain
         abstains = any(
             row.solver == CHOOSING
@@ -127,7 +128,7 @@ class Summary:
         )
         if not abstains:
             return text
-        if self.problem.prices.profile.compression.keys() <= {Dense().kind}:
+        if not costed:
             return f"{text}; {CHOOSING} had no choice: the profile costs no compressor"
         if not any(self.problem.settings.may_leave_out(name) for name in METHODS):
             return f"{text}; {CHOOSING} had no choice: it may leave nothing out"
@@ -272,13 +273,16 @@ def merged_by(caps_nbytes: tuple[int, ...]) -> str:
     return f"buckets of {', then '.join(map(units.nbytes, caps_nbytes))}"
 
 
-def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -> str:
+def verdict(
+    rows: Sequence[Prediction], lower_bound_s: float, instead_of: str, *, costed: bool
+) -> str:
     """Return in one sentence what planning brings over the buckets of ``threshold``.
 
     Args:
         rows: at least those of ``threshold`` and ``optimal``.
         lower_bound_s: for dense traffic.
         instead_of: what the buckets of ``threshold`` are called.
+        costed: whether the profile says what any compressor costs.
     """
     plain = {row.solver: row for row in rows if row.is_plain}
     today, merged = plain[TODAY], plain[MERGED]
@@ -310,9 +314,10 @@ def verdict(rows: Sequence[Prediction], lower_bound_s: float, instead_of: str) -
         if any(not (row.is_plain and SOLVERS[row.solver].is_baseline) for row in rows):
             return f"nothing to gain: {text}"
         left = units.percent(today.exposed_s / today.iteration_s)
+        how = f": try --solver {CHOOSING}" if costed else ", but the profile costs none"
         return (
             f"merging gains nothing: {text}; {left} of the iteration is exposed, which "
-            f"compression may save: try --solver {CHOOSING}"
+            f"compression may save{how}"
         )
     if gain > max(WORTHWHILE, most - WORTHWHILE):
         by = "" if merged.solver == MERGED else f" by {merged.label}"

@@ -211,3 +211,6 @@ def test_a_compressor_that_was_not_measured_names_the_remedy(build):
             planned(profile, _line(build), solver, compressor=compressor)
     with pytest.raises(InputError, match="no compression costs for topk"):
         planned(profile, _line(build), "lags")
+    made_up = profile.model_copy(update={"environment": {"synthetic": "by hand"}})
+    with pytest.raises(InputError, match="profile the model on a device"):
+        planned(made_up, _line(build), compressor="topk")

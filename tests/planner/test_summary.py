@@ -76,6 +76,19 @@ def test_a_gain_that_rounds_to_nothing_is_none(build):
     assert "no plan is faster than DDP's buckets" in summary.verdict
 
 
+@pytest.mark.parametrize(
+    ("costs", "end"),
+    [
+        ({}, "which compression may save, but the profile costs none"),
+        ({"topk": (1e-6, 1e-11)}, "compression may save: try --solver auto"),
+    ],
+)
+def test_compression_is_advised_where_it_can_be_planned(build, costs, end):
+    profile = _profile(build, build.compression(**costs))
+    problem = make_problem(profile, _network(build, 0.0, 1e-7))
+    assert summarise(problem, ["optimal"]).verdict.endswith(end)
+
+
 def test_start_up_bound_networks_gain_by_merging(build):
     summary = compared(_profile(build), _network(build, 3e-3, 3e-10))
     assert summary.verdict.startswith("merge only:")
