@@ -89,13 +89,13 @@ def kinds_of(text: str) -> tuple[str, ...]:
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """Return whole numbers that are separated by commas.
+    """Return whole numbers that are separated by commas, each once.
 
     Raises:
         InputError: one is none; ``option`` is named.
     """
     try:
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise InputError(f"{option} {text!r}: give numbers, comma-separated") from None
 

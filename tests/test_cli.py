@@ -872,6 +872,16 @@ def short_network(here):
     return measured
 
 
+def test_simulate_shows_ranks_and_solvers_that_are_given_twice_once(here, command):
+    twice = ("--world-sizes", "2,8,2", "--solvers", "wfbp,wfbp")
+    once = ("--world-sizes", "2,8", "--solvers", "wfbp")
+    said = [
+        command("simulate", "profile.json", "network.json", *words).stdout
+        for words in (twice, once)
+    ]
+    assert said[0] == said[1]
+
+
 def test_simulate_says_once_that_messages_are_longer_than_what_was_measured(
     short_network, command
 ):
