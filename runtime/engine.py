@@ -334,6 +334,7 @@ class Engine(Joinable):
         rounds, step = self._steps.rounds, self._steps.current
         if rounds is None or not rounds.taken:
             return
+        step.moments.resume()
         step.moments.backward = step.moments.now()
         rounds.measure()
         for place in _places(self.plan):

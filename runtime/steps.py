@@ -226,6 +226,7 @@ class Steps(Listener):
     def on_local_forward(self) -> None:
         """Settle what the step before has left; this one may begin here."""
         self._momentum.settle()
+        self.current.moments.resume()
         self._note_begun()
 
     def _note_begun(self, again: bool = False) -> None:
@@ -321,6 +322,8 @@ class Steps(Listener):
     def on_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the means are taken, and by which parameters."""
         self.awaits_update = False
+        if self.rounds is not None:
+            self.current.moments.pause()
         if self.setup.find_unused_parameters:
             groups = optimizer.param_groups
             updated = {parameter for group in groups for parameter in group["params"]}

@@ -33,6 +33,9 @@ def _event(device: torch.device) -> torch.cuda.Event:
 class Moments:
     """The moments of one step, from its first forward on.
 
+    Of a round of local steps, what lies between an update and the next forward, such as
+    the loading of data, is left out, as it is between steps that exchange.
+
     Args:
         device: whose time counts.
         buckets: how many there are.
@@ -55,6 +58,19 @@ class Moments:
         self.ready: list[Moment | None] = [None] * buckets
         self.start: list[Moment | None] = [None] * buckets
         self.finish: list[Moment | None] = [None] * buckets
+        self._updated: Moment | None = None
+        self._pauses: list[tuple[Moment, Moment]] = []
+
+    def pause(self) -> None:
+        """Note that a local step has ended."""
+        if self.begun is not None:
+            self._updated = self.now()
+
+    def resume(self) -> None:
+        """Note that the round goes on: by the next forward, or by its exchange."""
+        if self._updated is not None:
+            self._pauses.append((self._updated, self.now()))
+            self._updated = None
 
     def seconds(self) -> StepSeconds | None:
         """Return the seconds from ``begun`` to each; None if one was never reached."""
@@ -62,7 +78,10 @@ class Moments:
         marks += [*self.start, *self.finish]
         if self.begun is None:
             return None
-        return self._since(self.begun, marks)
+        since = self._since(self.begun, marks)
+        if since is None:
+            return None
+        return since - sum(_seconds(*pause) for pause in self._pauses)
 
     def exposed_s(self) -> float | None:
         """Return how much later than backward the last bucket finished; 0: not later.

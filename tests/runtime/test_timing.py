@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 
-from comm_plan.plans import Vgc
+from comm_plan.plans import LocalSteps, Vgc
 from comm_plan.runtime import timing
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.second_moments.micro_batches import MicroBatchSecondMoments
 from comm_plan.runtime.timing import Moments
+from comm_plan.tests.profiler.test_round_trip import FakeTime
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
@@ -97,3 +98,21 @@ def test_a_bucket_that_never_started_or_finished_was_not_busy():
     moments = marked([5.0])
     moments.start[:] = [None]
     assert moments.busy_s() is None
+
+
+def test_a_round_leaves_out_what_lies_between_its_steps(monkeypatch):
+    fake = FakeTime()
+    monkeypatch.setattr(timing, "time", fake)
+    model = net()
+    plan = plan_for(model, 1).model_copy(update={"local_steps": LocalSteps(every=3)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with Engine(model, plan, LocalTransport(), optimizer=optimizer) as engine:
+        for _ in range(6):
+            fake.sleep(100.0)  # the data, say
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            fake.sleep(1.0)
+            loss.backward()
+            optimizer.step()
+        assert engine.step == 2
+        assert set(engine.last_moments.seconds()) == {3.0}
