@@ -152,7 +152,8 @@ def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) ->
     """Return in a sentence what is known of ``method`` at ``ratio``.
 
     The gentlest trainings that left out as much, without remedies where there are any;
-    where gentler ones lost accuracy, those too. Without remedies the optimizer applied
+    where gentler ones lost accuracy, those too. Where none left out as much, those that
+    left out the most. Without remedies the optimizer applied
     the momentum: a plan with ``momentum_correction`` says so.
     """
     known = _known(method)
@@ -166,9 +167,9 @@ def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) ->
         other = ". Momentum was not corrected there, as it is here" * corrected
         return "; but ".join(told) + other
     if known:
-        most = known[-1]
-        told_of = f"at {_times(most.ratio)} {_told(most)}"
-        return f"{method} at {_times(ratio)}: not measured; {told_of}"
+        most = [found for found in known if found.ratio == known[-1].ratio]
+        told_of = min(most, key=lambda found: bool(found.remedies))
+        return f"{method} at {_times(ratio)}: not measured; at {_verdict(told_of)}"
     return f"{method}: its accuracy was not measured"
 
 

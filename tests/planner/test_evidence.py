@@ -90,11 +90,22 @@ def test_a_sentence_says_what_it_rests_on(known):
     assert rests_on("topk", 150.0).endswith(
         "; beyond noise on digits, not tried on char-lm"
     )
-    assert rests_on("topk", 999.0).startswith("topk at 999x: not measured; at 200x ")
+    assert rests_on("topk", 999.0).startswith("topk at 999x: not measured; at 200x: ")
     assert "on char-lm (2000 steps, 3 seeds); beyond noise" in rests_on(
         "terngrad", 20.0
     )
     assert rests_on("strom", 9.0) == "strom: its accuracy was not measured"
+
+
+def test_what_was_not_measured_rests_on_trainings_without_remedies(monkeypatch):
+    found = (
+        Evidence(method="topk", ratio=100, tasks=both(True, False)),
+        Evidence(method="topk", ratio=100, remedies="care", tasks=(task(True),)),
+        Evidence(method="vgc", ratio=100, remedies="care", tasks=both(True, True)),
+    )
+    monkeypatch.setattr(evidence, "measured", lambda: found)
+    assert rests_on("topk", 999.0).endswith("; beyond noise on char-lm")
+    assert "; at 100x, with care: " in rests_on("vgc", 999.0)
 
 
 def test_a_plan_that_corrects_momentum_says_that_the_evidence_does_not(known, build):
