@@ -36,6 +36,7 @@ def measure(engine: Engine) -> dict[str, float]:
     """Return ``residual_norm/NAME`` and maybe ``delta/NAME`` of each tensor.
 
     A method that selects over a whole bucket has no delta: it is for a tensor's own k.
+    Nor has a plan that has sent nothing yet, at the end of the step in which it came.
 
     Call it on all ranks between ``optimizer.step()`` and ``zero_grad()``.
     """
@@ -44,7 +45,9 @@ def measure(engine: Engine) -> dict[str, float]:
         residuals = bucket.compressor.state.get(RESIDUAL)
         if residuals is None:
             continue
-        densities = _densities(bucket.planned.compressor, len(residuals))
+        densities = None
+        if bucket.sent_nbytes:
+            densities = _densities(bucket.planned.compressor, len(residuals))
         for index, slot in enumerate(bucket.compressor.slots):
             total = residuals[index].clone()
             engine.transport.all_reduce(total)

@@ -22,6 +22,7 @@ from comm_plan.plans.parameters import trainable
 from comm_plan.runtime import diagnostics
 from comm_plan.runtime.diagnostics import measure, writer
 from comm_plan.runtime.trainer import Options, train
+from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for, workload
 from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
@@ -159,6 +160,22 @@ def lines_of(path, spec, collective="allgather", every=1, **options):
     if path.suffix != ".jsonl":
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_plan_that_has_sent_nothing_yet_has_no_delta():
+    """What waits came with it: no part of that was chosen by its method."""
+    model = net()
+    sparse = plan_for(model, 1, TopK(density=DENSITY), "allgather")
+    with parallelize(model, sparse, transport=LocalTransport()) as engine:
+        loss_of(model, 0, 0).backward()
+        figures = measure(engine)
+        engine.swap(sparse, replan())
+        assert measure(engine) == {
+            name: norm for name, norm in figures.items() if "residual_norm" in name
+        }
+        model.zero_grad()
+        loss_of(model, 0, 1).backward()
+        assert measure(engine).keys() == figures.keys()
 
 
 def test_every_so_many_steps_make_a_line(tmp_path):
