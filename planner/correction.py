@@ -134,27 +134,30 @@ def stretched(network: Network, latency: float, per_byte: float) -> Network:
 
 
 def _cost(cost: CollectiveCost, latency: float, per_byte: float) -> CollectiveCost:
-    """Return ``cost`` with the start-up of its curve stretched, and all above it."""
-    startup_s = measured(cost).startup_s
+    """Return ``cost`` with the start-up of its curve stretched, and all above it.
+
+    Samples scatter around the curve as they did: what one is above it by is no byte's.
+    """
+    curve = measured(cost)
+    startup_s = curve.startup_s
 
     def at_no_bytes(alpha_s: float) -> float:
         """Of a segment that does not begin there it may be less than the start-up."""
         return max(0.0, latency * startup_s + per_byte * (alpha_s - startup_s))
 
-    def seconds(value_s: float) -> float:
-        short_s = min(value_s, startup_s)
-        return max(_FREE_S, latency * short_s + per_byte * (value_s - short_s))
-
-    samples = tuple(
-        Sample(
+    def longer(sample: Sample) -> Sample:
+        before_s = float(curve(sample.nbytes))
+        after_s = latency * startup_s + per_byte * (before_s - startup_s)
+        factor = after_s / before_s
+        return Sample(
             nbytes=sample.nbytes,
-            median_s=seconds(sample.median_s),
-            min_s=seconds(sample.min_s),
-            p95_s=seconds(sample.p95_s),
+            median_s=max(_FREE_S, factor * sample.median_s),
+            min_s=max(_FREE_S, factor * sample.min_s),
+            p95_s=max(_FREE_S, factor * sample.p95_s),
             iterations=sample.iterations,
         )
-        for sample in cost.samples
-    )
+
+    samples = tuple(map(longer, cost.samples))
     fit = cost.fit and Fit(
         segments=tuple(
             Segment(

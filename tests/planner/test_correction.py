@@ -17,6 +17,7 @@ from comm_plan.tests.support import documents
 
 FACTORS = st.floats(0.1, 10.0)
 SETTINGS = Settings(tolerance=0.0)
+SHORT_NBYTES = (4, 16, 64, 256, 1024)
 
 
 def network(latency=1.0, per_byte=1.0):
@@ -161,6 +162,23 @@ def test_what_second_moments_take_is_corrected_with_the_method_that_needs_them()
     assert after.second_moments.extra_s == pytest.approx(0.16)
     others = replace(change, compression={"topk": 3.0}).profile(before)
     assert others.second_moments == moments
+
+
+@given(st.lists(st.floats(0.5e-3, 5e-3), min_size=5, max_size=5), FACTORS, FACTORS)
+def test_the_scatter_of_short_messages_is_nothing_that_bytes_add(
+    medians_s, latency, per_byte
+):
+    fit = documents.fit((0, 1e-3, 1e-8)).fit
+    measured = documents.samples(*zip(SHORT_NBYTES, medians_s, strict=True))
+    cost = measured.model_copy(update={"fit": fit})
+    before = documents.network(4, allreduce=cost)
+    after = stretched(before, latency, per_byte)
+    was, found = (collective_curve(n, "allreduce", 4) for n in (before, after))
+    for nbytes in SHORT_NBYTES:
+        added_s = was(nbytes) - was.startup_s
+        expected_s = latency * was.startup_s + per_byte * added_s
+        assert found(nbytes) == pytest.approx(expected_s)
+    assert found.startup_s == pytest.approx(latency * was.startup_s)
 
 
 def test_a_segment_that_begins_below_the_startup_is_stretched_from_there():
