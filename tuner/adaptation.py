@@ -8,7 +8,8 @@ solves again, on a thread of its own while training goes on. At the end of a lat
 window all ranks swap the plan together, if by the corrected costs the new one is enough
 faster, or about as fast and leaves out enough less; if not, the corrected costs are
 what is expected from then on, and what they leave unexplained. So each change of the
-network is answered once.
+network is answered once. Steps in which a warm-up of densities lets more be sent than
+the plan says are not looked at.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class Adaptation:
         self._solver.shutdown(wait=True)
 
     def _after_step(self) -> None:
+        if self._warms_up():
+            return
         if self._settling:
             self._settling -= 1
             return
@@ -143,6 +146,13 @@ class Adaptation:
             self._window.append(seconds)
         if self._steps == WINDOW:  # of all ranks, whatever each of them has seen
             self._end_window()
+
+    def _warms_up(self) -> bool:
+        """Return whether sparse methods send more than the plan says: by a warm-up."""
+        return any(
+            bucket.compressor.density_floor > min(bucket.planned_densities)
+            for bucket in self._engine.buckets
+        )
 
     def _end_window(self) -> None:
         seen = median_timing(self._window), self._time_probes()

@@ -160,6 +160,7 @@ def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
             transport=transport,
             step=0,
             cuts_batches=False,
+            buckets=(),
             between_steps=lambda callback: None,
         )
         adaptation = Adaptation(engine, PROFILE, network(FAST))
@@ -171,6 +172,24 @@ def test_ranks_that_saw_fewer_steps_end_a_window_with_the_others():
         adaptation.close()
 
     run_ranks(RANKS, rank)
+
+
+def test_longer_messages_of_a_warm_up_are_no_change_of_the_network():
+    sparse = replace(SETTINGS, compressor="topk", options={"density": 0.01})
+    plan = solve(make_problem(PROFILE, network(FAST), sparse), "optimal")
+    adaptation, engine = watched(LocalTransport(), _for_one(plan))
+
+    def windows(floor):
+        engine.set_density_floor(floor)
+        before = engine.following.windows
+        for _ in range(SETTLING + WINDOW):
+            adaptation._after_step()
+        return engine.following.windows - before
+
+    assert windows(0.25) == 0
+    assert windows(0.01) == 1
+    adaptation.close()
+    engine.close()
 
 
 def test_local_steps_are_not_followed():
