@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import check_writable, selected
 from comm_plan.plans.compression import Spec
-from comm_plan.plans.files import make_folder
+from comm_plan.plans.files import make_folder, read_text, write_atomically
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
 
@@ -67,8 +69,8 @@ def writer(path: Path, every: int) -> Watcher:
     """Return a watcher that measures every so many steps and writes to ``path``.
 
     Args:
-        path: a ``.jsonl`` file: one JSON object a line, after those of the run that is
-            resumed, if one is; else a folder for TensorBoard.
+        path: a ``.jsonl`` file: one JSON object a line, after those of earlier steps of
+            the run that is resumed, if one is; else a folder for TensorBoard.
         every: steps between two measurements.
 
     Raises:
@@ -85,7 +87,7 @@ def writer(path: Path, every: int) -> Watcher:
         if engine.transport.rank == 0:
             try:
                 if not sinks:
-                    sinks.append(_sink(path, goes_on=event.step > every))
+                    sinks.append(_sink(path, event.step, goes_on=event.step > every))
                 sinks[0](event.step, figures)
             except OSError as error:
                 raise OutputError(
@@ -120,23 +122,33 @@ def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:
     return left / random if random > 0 else 0.0
 
 
-def _sink(path: Path, goes_on: bool) -> Callable[[int, Figures], None]:
-    if path.suffix == ".jsonl":
-        return _json_lines(path, goes_on)
-    return _tensorboard(path)
+def _sink(path: Path, step: int, goes_on: bool) -> Callable[[int, Figures], None]:
+    """Return what writes to ``path``, from ``step`` on, in place of an earlier run."""
+    if path.suffix != ".jsonl":
+        return _tensorboard(path)
+    write_atomically(path, _lines_before(path, step) if goes_on else "")
+    return partial(_add_line, path)
 
 
-def _json_lines(path: Path, goes_on: bool) -> Callable[[int, Figures], None]:
-    """Return what adds lines to ``path``, in place of those of a run before it."""
-    mode = "a" if goes_on else "w"
+def _lines_before(path: Path, step: int) -> str:
+    """Return the lines of ``path``, if it is there, of steps before ``step``.
 
-    def write(step: int, figures: Figures) -> None:
-        nonlocal mode
-        with path.open(mode, encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **figures}) + "\n")
-        mode = "a"
+    A run that was killed may have written more than its last checkpoint knows, and the
+    last line in part.
+    """
+    if not path.is_file():
+        return ""
+    kept = []
+    for line in read_text(path).splitlines():
+        with suppress(ValueError, TypeError, KeyError):  # in part, or not ours
+            if json.loads(line)["step"] < step:
+                kept.append(f"{line}\n")
+    return "".join(kept)
 
-    return write
+
+def _add_line(path: Path, step: int, figures: Figures) -> None:
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"step": step, **figures}) + "\n")
 
 
 def _tensorboard(path: Path) -> Callable[[int, Figures], None]:

@@ -194,7 +194,11 @@ def test_a_resumed_run_adds_its_lines(tmp_path):
         return lines_of(path, spec, every=2, steps=steps, checkpoint=folder, **options)
 
     lines(4)
-    assert [line["step"] for line in lines(8, resume=True)] == [2, 4, 6, 8]
+    with path.open("a") as stream:  # which was killed after its last checkpoint
+        stream.write('{"step": 6}\n{"step": 8, "residual_norm/0.w')
+    resumed = lines(8, resume=True)
+    assert [line["step"] for line in resumed] == [2, 4, 6, 8]
+    assert all(len(line) > 1 for line in resumed)
 
 
 def test_measuring_changes_nothing(tmp_path):
