@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from comm_plan.runtime.flat import broadcast_tensors
@@ -28,6 +29,11 @@ class Buffers:
             m for m in model.modules() if any(True for _ in m.buffers(recurse=False))
         )
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The buffers, as they are now."""
+        return [b for m in self._modules for b in m.buffers(recurse=False)]
+
     def align(self, *, joined: bool) -> None:
         """Give all ranks the same, if any rank's may have changed; all ranks call it.
 
@@ -40,8 +46,7 @@ class Buffers:
         """
         if not self.touched:
             return
-        buffers = [b for m in self._modules for b in m.buffers(recurse=False)]
-        if buffers:
+        if buffers := self.tensors:
             broadcast_tensors(self._ranks, buffers, self._root(joined))
         self.touched = False
 

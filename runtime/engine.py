@@ -113,9 +113,10 @@ class Engine(Joinable):
             used keeps its ``.grad`` as it is, and the compressor what it remembers
             of it. If False, a gradient that is missing when the next step begins, or
             the optimizer updates, is an error that names the parameter.
-        broadcast_buffers: buffers follow rank 0 after each step, and, but within
-            ``Join``, before a training forward that follows another without a step
-            between them: those of modules that have some when the engine is made.
+        broadcast_buffers: buffers start from rank 0's, and follow rank 0 after each
+            step, and, but within ``Join``, before a training forward that follows
+            another without a step between them: those of modules that have some when
+            the engine is made. If False, each rank keeps its own.
         gradient_as_bucket_view: dense buckets hand out parts of themselves as ``.grad``
             instead of copies; a gradient kept from an earlier step then changes with
             the next. Without effect with ``find_unused_parameters``.
@@ -220,7 +221,7 @@ class Engine(Joinable):
                 after=self._steps.on_updated,
             )
             opened.callback(self._stop)
-            align_tensors(transport, [*model.parameters(), *model.buffers()])
+            align_tensors(transport, [*model.parameters(), *self._buffers.tensors])
             opened.pop_all()
         for engine in former:  # which goes on if this one cannot be
             engine.close()
@@ -537,10 +538,13 @@ class Engine(Joinable):
         self._steps.shadow()
 
     def take_over(self, is_last: bool) -> None:
-        """Take over parameters and buffers of the highest rank that ``is_last``."""
+        """Take over parameters and buffers of the highest rank that ``is_last``.
+
+        Buffers only where they follow rank 0.
+        """
         ranks = self._transport.gather_objects(is_last)
         root = max(rank for rank, last in enumerate(ranks) if last)
-        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors = [*self.model.parameters(), *self._buffers.tensors]
         broadcast_tensors(self._transport, tensors, root)
         self._buffers.shadowing = False
 

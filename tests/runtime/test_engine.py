@@ -902,6 +902,23 @@ def test_a_buffer_that_takes_the_place_of_another_follows_rank_0():
     assert first.abs().max() < 2  # rank 1's began at 2, and moves by a tenth
 
 
+def test_buffers_that_do_not_follow_rank_0_stay_each_ranks_own():
+    """From the beginning, as with DDP; also at the end of ``Join``."""
+
+    def rank(transport):
+        model = small()
+        model.register_buffer("own", torch.tensor(float(transport.rank)))
+        plan = plan_for(model, 2)
+        with parallelize(
+            model, plan, transport=transport, broadcast_buffers=False
+        ) as engine:
+            loss_of(model).backward()
+            engine.take_over(True)
+            return model.own.item()
+
+    assert run_ranks(2, rank) == [0.0, 1.0]
+
+
 def test_a_dense_step_that_failed_spoils_no_model():
     """No rank looks at what it got: who failed sends nothing and says so."""
 
