@@ -7,7 +7,7 @@ plan that any rank could read differently.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,7 +15,12 @@ from torch import nn
 from comm_plan import __version__
 from comm_plan.errors import MismatchError
 from comm_plan.plans import Plan, Spec
-from comm_plan.plans.parameters import dtype_name, model_fingerprint, trainable
+from comm_plan.plans.parameters import (
+    dtype_name,
+    model_fingerprint,
+    named,
+    trainable,
+)
 from comm_plan.transports.base import Transport
 from comm_plan.transports.settings import debugging, difference
 
@@ -107,28 +112,49 @@ def check_plan(plan: Plan, model: nn.Module, world_size: int) -> None:
 def check_ranks(plan: Plan, model: nn.Module, transport: Transport) -> None:
     """Check that all ranks hold the same plan and the same parameters.
 
+    Those that are frozen too, which are brought to rank 0's as well.
+
     Raises:
         MismatchError: on every rank, naming the first difference to rank 0.
     """
-    own_parameters = {
-        name: f"shape {list(p.shape)}, {dtype_name(p)}"
-        for name, p in trainable(model).items()
+    own = {
+        f"parameter {name}": _described(p) + ("" if p.requires_grad else ", frozen")
+        for name, p in named(model).items()
     }
-    everyone = transport.gather_objects((plan.sha256, own_parameters))
-    plan_of_0, parameters_of_0 = everyone[0]
-    for rank, (sha256, parameters) in enumerate(everyone):
-        if sha256 != plan_of_0:
+    plans, parameters = zip(*transport.gather_objects((plan.sha256, own)), strict=True)
+    for rank, sha256 in enumerate(plans):
+        if sha256 != plans[0]:
             raise MismatchError(
-                f"rank {rank} has plan {sha256[:12]}, rank 0 has {plan_of_0[:12]}: "
+                f"rank {rank} has plan {sha256[:12]}, rank 0 has {plans[0][:12]}: "
                 "give every rank the same plan file"
             )
-        for name in [*parameters_of_0, *parameters]:
-            on_rank = parameters.get(name, "absent")
-            on_rank_0 = parameters_of_0.get(name, "absent")
+    _check_same(parameters)
+
+
+def check_buffers(model: nn.Module, transport: Transport) -> None:
+    """Check that all ranks hold the same buffers, but for their values.
+
+    Raises:
+        MismatchError: as for :func:`check_ranks`.
+    """
+    own = {f"buffer {name}": _described(b) for name, b in model.named_buffers()}
+    _check_same(transport.gather_objects(own))
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"shape {list(tensor.shape)}, {dtype_name(tensor)}"
+
+
+def _check_same(of_ranks: Sequence[Mapping[str, str]]) -> None:
+    """Check that all ranks have the tensors, by name, that rank 0 has."""
+    of_0 = of_ranks[0]
+    for rank, of_rank in enumerate(of_ranks):
+        for name in [*of_0, *of_rank]:
+            on_rank, on_rank_0 = of_rank.get(name, "absent"), of_0.get(name, "absent")
             if on_rank != on_rank_0:
                 raise MismatchError(
-                    f"parameter {name} on rank {rank}: {on_rank}; on rank 0: "
-                    f"{on_rank_0}: build the same model on every rank"
+                    f"{name} on rank {rank}: {on_rank}; on rank 0: {on_rank_0}: build "
+                    "the same model on every rank"
                 )
 
 

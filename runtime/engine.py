@@ -54,6 +54,7 @@ from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Following, Plan, Replan
 from comm_plan.plans.parameters import trainable
 from comm_plan.runtime.agreement import (
+    check_buffers,
     check_device,
     check_plan,
     check_ranks,
@@ -173,6 +174,8 @@ class Engine(Joinable):
             },
             transport,
         )
+        if broadcast_buffers:
+            check_buffers(model, transport)
         former = owners_of(model)
         keep_memory(transport.device)
         self.model = model

@@ -131,6 +131,38 @@ def test_ranks_with_different_models_learn_the_first_difference():
     )
 
 
+@pytest.mark.parametrize(
+    ("differ", "message"),
+    [
+        (
+            lambda model, rank: model.register_buffer("own", torch.zeros(2 + rank)),
+            "buffer own on rank 1: shape [3], float32; on rank 0: shape [2], float32: ",
+        ),
+        (
+            lambda model, rank: model.register_parameter(
+                "own", nn.Parameter(torch.zeros(2 + rank), requires_grad=False)
+            ),
+            "parameter own on rank 1: shape [3], float32, frozen; on rank 0: shape "
+            "[2], float32, frozen: ",
+        ),
+    ],
+    ids=["buffer", "frozen parameter"],
+)
+def test_ranks_with_different_tensors_that_nobody_trains_learn_it_too(differ, message):
+    """Brought to rank 0's end to end, all that follow would be shifted."""
+
+    def rank(transport):
+        model = small()
+        plan = plan_for(model, 2)
+        differ(model, transport.rank)
+        with pytest.raises(MismatchError) as caught:
+            parallelize(model, plan, transport=transport)
+        return str(caught.value)
+
+    expected = f"{message}build the same model on every rank"
+    assert run_ranks(2, rank) == [expected] * 2
+
+
 def test_ranks_with_different_plans_are_refused():
     def rank(transport):
         model = small()
