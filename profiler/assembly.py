@@ -41,8 +41,8 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
     """Check that gradients of the model called ``name`` can be planned.
 
     Raises:
-        InputError: there are none, or some have no elements or a dtype that cannot be
-            sent.
+        InputError: there are none, or some have no shape or no elements, are sparse, or
+            of a dtype that cannot be sent.
     """
     if not parameters:
         raise InputError(f"model {name} has no trainable parameters: nothing to plan")
@@ -51,6 +51,11 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
             raise InputError(
                 f"parameter {key} of model {name} has no shape yet, as of a lazy "
                 "module: call the model once before"
+            )
+        if parameter.layout is not torch.strided:
+            raise InputError(
+                f"parameter {key} of model {name} is {parameter.layout}: only dense "
+                "ones can be planned"
             )
         if dtype_name(parameter) not in DTYPE_NBYTES:
             raise InputError(

@@ -21,6 +21,7 @@ from comm_plan.plans.parameters import (
     named,
     trainable,
 )
+from comm_plan.runtime.refusals import check_dense
 from comm_plan.transports.base import Transport
 from comm_plan.transports.settings import debugging, difference
 
@@ -135,8 +136,14 @@ def check_buffers(model: nn.Module, transport: Transport) -> None:
     """Check that all ranks hold the same buffers, but for their values.
 
     Raises:
+        InputError: one has no shape yet, or is sparse, and there are other ranks.
         MismatchError: as for :func:`check_ranks`.
     """
+    if transport.world_size == 1:
+        return
+    remedy = "make it dense, or pass broadcast_buffers=False in a loop of your own"
+    for name, buffer in model.named_buffers():
+        check_dense(f"buffer {name}", buffer, remedy)
     own = {f"buffer {name}": _described(b) for name, b in model.named_buffers()}
     _check_same(transport.gather_objects(own))
 

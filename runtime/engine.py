@@ -137,9 +137,10 @@ class Engine(Joinable):
 
     Raises:
         InputError: no such ``on_nonfinite``, a seed below 0, the model is wrapped in
-            DDP or sharded, shares some parameters with one that has an engine, or the
-            plan corrects momentum and there is no SGD ``optimizer``, or it has local
-            steps and there is none at all, or a ``grad_scaler``.
+            DDP or sharded, a parameter, or a buffer that is to follow rank 0, has no
+            shape yet or is sparse, the model shares some parameters with one that has
+            an engine, or the plan corrects momentum and there is no SGD ``optimizer``,
+            or it has local steps and there is none at all, or a ``grad_scaler``.
         MismatchError: the plan does not fit the model or the run, ranks differ, or the
             model is not where the transport's tensors live.
     """

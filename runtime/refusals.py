@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from comm_plan.errors import InputError
 from comm_plan.plans import Plan
@@ -27,8 +28,9 @@ def check_options(model: nn.Module, on_nonfinite: str, seed: int) -> None:
     """Check that the engine may average the gradients of ``model``.
 
     Raises:
-        InputError: an unknown word for ``on_nonfinite``, a seed below 0, sharded
-            parameters, or a model that DDP averages.
+        InputError: an unknown word for ``on_nonfinite``, a seed below 0, parameters
+            that are sharded, have no shape yet or are sparse, or a model that DDP
+            averages.
     """
     check_seed(seed)
     if on_nonfinite not in get_args(OnNonFinite):
@@ -42,10 +44,27 @@ def check_options(model: nn.Module, on_nonfinite: str, seed: int) -> None:
                 f"parameter {name} is sharded (DTensor), as by fully_shard: a plan "
                 "averages whole gradients, give a model that is not sharded"
             )
+        check_dense(f"parameter {name}", parameter, "make it dense")
     if isinstance(model, DistributedDataParallel):
         raise InputError(
             "the model is wrapped in DistributedDataParallel, which averages its "
             "gradients too: give model.module, and leave DDP out"
+        )
+
+
+def check_dense(what: str, tensor: torch.Tensor, remedy: str) -> None:
+    """Check that ``tensor`` can be brought to rank 0's.
+
+    Raises:
+        InputError: it has no shape yet, or is sparse.
+    """
+    if is_lazy(tensor):
+        raise InputError(
+            f"{what} has no shape yet, as of a lazy module: call the model once before"
+        )
+    if tensor.layout is not torch.strided:
+        raise InputError(
+            f"{what} is {tensor.layout}, which cannot be brought to rank 0's: {remedy}"
         )
 
 

@@ -191,6 +191,13 @@ def test_a_parameter_without_elements_is_refused_by_name():
         pass
 
 
+def test_a_sparse_parameter_is_refused_by_name():
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.eye(2).to_sparse())
+    with pytest.raises(InputError, match=r"weight .* is torch\.sparse_coo: only dense"):
+        comm_plan.profile(model)
+
+
 def test_a_model_may_be_copied_and_saved_meanwhile(tmp_path):
     model = Slow()
     with comm_plan.profile(model, compressors=()) as run:

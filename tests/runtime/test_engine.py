@@ -723,6 +723,52 @@ def test_a_sharded_model_is_refused_by_name(one_rank_group):
         parallelize(model, plan, transport=LocalTransport())
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (
+            "own",
+            nn.parameter.UninitializedBuffer(),
+            "buffer own has no shape yet, as of a lazy module: call the model once",
+        ),
+        (
+            "own",
+            torch.eye(3).to_sparse(),
+            "buffer own is torch.sparse_coo, which cannot be brought to rank 0's: make "
+            "it dense, or pass broadcast_buffers=False",
+        ),
+        (
+            "bias",
+            nn.parameter.UninitializedParameter(),
+            "parameter bias has no shape yet, as of a lazy module: call the model once",
+        ),
+        (
+            "bias",
+            nn.Parameter(torch.eye(3).to_sparse()),
+            "parameter bias is torch.sparse_coo, which cannot be brought to rank 0's: "
+            "make it dense",
+        ),
+    ],
+)
+def test_what_cannot_be_brought_to_rank_0_is_refused_by_name(name, tensor, message):
+    def rank(transport):
+        model = nn.Linear(6, 3)
+        plan = plan_for(model, 2, buckets=(Bucket(tensors=("weight", "bias")),))
+        if name == "own":
+            model.register_buffer(name, tensor)
+        else:
+            model.register_parameter(name, tensor)
+        with pytest.raises(InputError) as caught:
+            parallelize(model, plan, transport=transport)
+        if name == "own" and tensor.is_sparse:  # each rank keeps its own
+            with parallelize(model, plan, transport=transport, broadcast_buffers=False):
+                loss_of(model).backward()
+        return str(caught.value)
+
+    for said in run_ranks(2, rank):
+        assert said.startswith(message)
+
+
 def test_a_compiled_model_has_the_names_of_the_model():
     model = small()
     plan = plan_for(model)
