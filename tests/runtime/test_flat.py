@@ -10,9 +10,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.b
 
 
 def tensors():
-    """Return one of each dtype, transposed, a number and nothing."""
+    """Return one of each dtype, transposed, a number, one with gaps and nothing."""
     matrices = [torch.ones(2, 3).to(dtype).t() for dtype in DTYPES]
-    return [*matrices, torch.tensor(7), torch.empty(0)]
+    return [*matrices, torch.tensor(7), torch.eye(3).diagonal(), torch.empty(0)]
 
 
 @pytest.mark.parametrize("differing", [None, *range(len(DTYPES))])
