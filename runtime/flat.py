@@ -32,6 +32,7 @@ def broadcast_tensors(
 ) -> None:
     """Overwrite ``tensors`` with those of rank ``root``: one broadcast per dtype.
 
+    It is one of bytes, as gloo does not know all dtypes that a buffer may have.
     Autograd is not told: a backward that is still to come may have saved them.
     """
     if transport.world_size == 1:
@@ -43,7 +44,7 @@ def broadcast_tensors(
     for group in by_kind.values():
         own = [flat(tensor) for tensor in group]
         buffer = torch.cat(own)
-        transport.broadcast(buffer, root)
+        transport.broadcast(buffer.view(torch.uint8), root)
         if transport.rank == root:
             continue
         parts = buffer.split([part.numel() for part in own])

@@ -6,7 +6,16 @@ import torch
 from comm_plan.runtime.flat import align_tensors
 from comm_plan.tests.support.harness import run_ranks
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float64,
+    torch.complex64,
+    torch.bool,
+    torch.int16,
+    torch.uint64,
+    torch.float8_e4m3fn,
+)
 
 
 def tensors():
@@ -22,6 +31,7 @@ def test_all_ranks_have_those_of_rank_0(differing):
         broadcast = transport.broadcast
 
         def counting(tensor, root=0):
+            assert tensor.dtype is torch.uint8  # gloo knows no int16, uint64, float8
             sent.append(tensor.nbytes)
             broadcast(tensor, root)
 
