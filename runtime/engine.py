@@ -66,7 +66,13 @@ from comm_plan.runtime.buffers import Buffers
 from comm_plan.runtime.communication import CommunicationThread
 from comm_plan.runtime.flat import align_tensors, broadcast_tensors
 from comm_plan.runtime.hooks import ParameterPlace, attach, attach_to_optimizers
-from comm_plan.runtime.ownership import claim, freed_with, owners_of, release
+from comm_plan.runtime.ownership import (
+    LeftOut,
+    claim,
+    freed_with,
+    owners_of,
+    release,
+)
 from comm_plan.runtime.refusals import (
     check_final,
     check_never_refused,
@@ -221,6 +227,7 @@ class Engine(Joinable):
             self._momentum.begin(self.remembered(), self._steps.scale)
             self._on_optimizers = attach_to_optimizers(
                 frozenset(trainable(model).values()),
+                before_any=LeftOut(model).check,
                 before=self._steps.on_optimizer,
                 after=self._steps.on_updated,
             )

@@ -160,6 +160,7 @@ def attach(
 def attach_to_optimizers(
     parameters: frozenset[nn.Parameter],
     *,
+    before_any: OnStep = _ignored,
     before: OnStep = _ignored,
     after: OnStep = _ignored,
 ) -> ExitStack:
@@ -170,13 +171,14 @@ def attach_to_optimizers(
 
     Args:
         parameters: of the model.
+        before_any: is called before the update of every optimizer, even of others.
         before: is called before the update, which is not in backward.
         after: is called after it, unless it raised.
 
     Returns:
         What removes the hooks when it is closed.
     """
-    hooks = _OptimizerHooks(parameters, before, after)
+    hooks = _OptimizerHooks(parameters, before_any, before, after)
     attached = ExitStack()
     for register, call in (
         (register_optimizer_step_pre_hook, _OptimizerHooks.before),
@@ -384,10 +386,12 @@ class _OptimizerHooks:
     def __init__(
         self,
         parameters: frozenset[nn.Parameter],
+        before_any: OnStep,
         before: OnStep,
         after: OnStep,
     ) -> None:
         self._parameters = parameters
+        self._before_any = before_any
         self._before = before
         self._after = after
 
@@ -397,6 +401,7 @@ class _OptimizerHooks:
         Raises:
             RunError: it is inside backward.
         """
+        self._before_any(optimizer)
         if not updates(optimizer, self._parameters):
             return
         if torch._C._current_graph_task_id() != NO_BACKWARD:
@@ -415,6 +420,7 @@ class _OptimizerHooks:
     def forget(self) -> None:
         """Tell of no more steps."""
         self._parameters = frozenset()
+        self._before_any = _ignored
 
 
 class _OnOptimizer:

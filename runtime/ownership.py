@@ -1,6 +1,7 @@
 """Which engine averages the gradients of which parameters: never two the same.
 
-And what goes with an engine that is dropped without being closed.
+None that an optimizer takes may be left out, either. And what goes with an engine that
+is dropped without being closed.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import gc
 import weakref
 from typing import Protocol, TypeVar
 
+import torch
 from torch import nn
 
-from comm_plan.errors import InputError
-from comm_plan.plans.parameters import trainable
+from comm_plan.errors import InputError, RunError
+from comm_plan.plans.parameters import named, trainable
 from comm_plan.transports.base import Transport
 
 
@@ -61,6 +63,48 @@ def owners_of(model: nn.Module) -> list[Owner]:
                 "it: close that engine, or plan both as one model"
             )
     return owners
+
+
+class LeftOut:
+    """Finds parameters that are trained, but were not when the engine was made.
+
+    They were frozen then, or have taken the place of others.
+
+    Args:
+        model: whose other parameters are averaged.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._averaged = frozenset(trainable(model).values())
+        self._of_others: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, set[nn.Parameter]
+        ] = weakref.WeakKeyDictionary()
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that ``optimizer``, which steps, takes no gradients of this rank alone.
+
+        Raises:
+            RunError: a parameter of the model would get one.
+        """
+        unknown = {
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter not in self._averaged
+            and parameter.requires_grad
+            and parameter.grad is not None
+        }
+        if not unknown or unknown == self._of_others.get(optimizer):
+            return
+        for name, parameter in named(self._model).items():
+            if parameter in unknown:
+                raise RunError(
+                    f"parameter {name} is trained, but was frozen or not there when "
+                    "the engine was made, which does not average its gradients: plan "
+                    "for the model as it is now, and call parallelize again"
+                )
+        self._of_others[optimizer] = unknown
 
 
 def freed_with(engine: OwnerT, channel: Transport) -> weakref.finalize[..., OwnerT]:

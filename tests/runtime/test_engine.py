@@ -184,6 +184,50 @@ def test_a_missing_gradient_is_an_error_that_names_the_parameter():
     engine.close()
 
 
+def assign_all(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda model: model[0].requires_grad_(True), "0.weight"),
+        (lambda model: model.append(nn.Linear(3, 3)), "3.weight"),
+        (assign_all, "2.weight"),
+    ],
+    ids=["unfrozen", "added", "assigned by load_state_dict"],
+)
+@pytest.mark.parametrize("find_unused_parameters", [False, True])
+def test_a_parameter_that_is_trained_only_later_is_refused_by_name(
+    change, name, find_unused_parameters
+):
+    """Its gradients would be each rank's own, and the ranks come apart."""
+    model = small()
+    model[0].requires_grad_(False)
+    with parallelize(
+        model,
+        plan_for(model, buckets=(Bucket(tensors=("2.weight", "2.bias")),)),
+        transport=LocalTransport(),
+        find_unused_parameters=find_unused_parameters,
+    ):
+        change(model)
+        optimizer = torch.optim.SGD(model.parameters())
+        loss_of(model).backward()
+        with pytest.raises(RunError, match=f"parameter {name} is trained, but was fro"):
+            optimizer.step()
+    optimizer.step()
+
+
+def test_an_optimizer_of_two_models_takes_what_the_engine_does_not_average():
+    model, other = small(), small()
+    with parallelize(model, plan_for(model), transport=LocalTransport()):
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()])
+        for _ in range(2):
+            (loss_of(model) + loss_of(other)).backward()
+            optimizer.step()
+
+
 def test_a_sparse_gradient_outside_of_the_plan_is_refused_by_name():
     model = nn.Embedding(10, 4, sparse=True)
     plan = plan_for(model, buckets=(Bucket(tensors=("weight",)),))
