@@ -174,10 +174,16 @@ class Step:
 
         Raises:
             InputError: the gradient is sparse, but not in the plan.
-            RunError: it is the second one of this step.
+            RunError: it is the second one of this step, or a hook took it away.
         """
         gradient = parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            raise RunError(
+                f"the gradient of parameter {place.name} is gone before it is "
+                "averaged: a hook that was registered before parallelize has set .grad "
+                "to None, or returned something: update after backward, or in "
+                "engine.on_reduced"
+            )
         bucket, used = self._setup.buckets[place.bucket], self._used[place.bucket]
         if gradient.is_sparse and not bucket.compressor.takes_rows:
             raise InputError(

@@ -169,6 +169,23 @@ def test_an_optimizer_inside_backward_is_refused_by_name():
     engine.close()
 
 
+def test_a_hook_that_takes_gradients_away_is_refused_by_name():
+    """As of those who update by hand in backward, to save memory."""
+
+    def update(parameter):
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+    model = net()
+    last = list(model.parameters())[-1]
+    last.register_post_accumulate_grad_hook(update)
+    with (
+        parallelize(model, plan_for(model, 1), transport=LocalTransport()),
+        pytest.raises(RunError, match=r"gradient of parameter .*bias is gone before"),
+    ):
+        model(torch.ones(2, FEATURES)).sum().backward()
+
+
 def test_an_output_that_lives_on_has_one_hook_which_keeps_nothing_alive():
     class Cached(torch.nn.Linear):
         def forward(self, x):
