@@ -67,7 +67,7 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
 
     def asked_and_met() -> None:
         for parameter in trainable(model).values():
-            if parameter.grad is not None:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
                 moments.of(parameter)
         meet()
 

@@ -25,6 +25,7 @@ standard deviation of about ``sqrt(2 / (m - 1))`` of the variance part for each 
 
 The cost is two more copies of the gradients and no computation to speak of; smaller
 micro-batches may use the device less well. Layers that mix samples see micro-batches.
+Sparse gradients are passed over: they are sent as rows, which needs no estimate.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class MicroBatchSecondMoments:
 
         Args:
             parameter: one of the model's, after its last backward of the step; its
-                ``.grad`` is the sum over the micro-batches.
+                ``.grad`` is the sum over the micro-batches, and dense.
 
         Returns:
             The estimate of ``sum_z (g_z / |B|)^2``, shaped like ``parameter``.
@@ -143,6 +144,8 @@ class MicroBatchSecondMoments:
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         seen, gradient = self._accumulated[parameter], parameter.grad
         assert gradient is not None
+        if gradient.is_sparse:
+            return
         seen.backwards += 1
         if seen.gradient is None or seen.squares is None:
             seen.gradient = gradient.clone()

@@ -52,6 +52,20 @@ def test_exact_ones_are_timed_over_all_parameters(toy, monkeypatch, clock):
     assert set(asked) == {p.shape for p in workload.model.parameters()}
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_sparse_gradients_need_none(mixes, clock):
+    class Rows(Eight):
+        def batches(self, rank, world_size, epoch, seed):
+            yield from torch.arange(8).repeat(3, 1)
+
+    layers = [nn.Embedding(9, 4, sparse=True), *[nn.BatchNorm1d(4)] * mixes, chain()]
+    workload = Rows(nn.Sequential(*layers))
+    profile = measure(workload, iterations=20)
+    found = with_second_moments(workload, profile, LocalTransport()).second_moments
+    assert bool(found.objection) == mixes
+    assert found.extra_s == 0.0  # of a clock that stands
+
+
 def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch, clock):
     workload = Eight(nn.Sequential(chain(), nn.BatchNorm1d(4)))
     profile = measure(workload, iterations=20)

@@ -393,6 +393,16 @@ def test_the_estimate_is_unbiased_also_where_the_mean_is_large(m):
     torch.testing.assert_close(average, exact, rtol=0.02, atol=0)
 
 
+def test_micro_batches_leave_sparse_gradients_alone():
+    """They are sent as rows, which needs no second moments."""
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+    moments = MicroBatchSecondMoments(model, 2)
+    for part in torch.arange(4).chunk(2):
+        (mean_loss(model, part) / 2).backward()
+    assert not moments.knows(model[0].weight)
+    assert moments.of(model[1].weight).shape == (2, 3)
+
+
 def test_each_step_starts_anew():
     torch.manual_seed(0)
     model, inputs = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
