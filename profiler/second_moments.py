@@ -67,7 +67,8 @@ def _extra_s(workload: Measurable, found: SecondMoments, ranks: Transport) -> fl
 
     def asked_and_met() -> None:
         for parameter in trainable(model).values():
-            if parameter.grad is not None and not parameter.grad.is_sparse:
+            g = parameter.grad
+            if g is not None and not (g.is_sparse or g.is_complex()):
                 moments.of(parameter)
         meet()
 

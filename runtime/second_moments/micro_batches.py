@@ -25,7 +25,7 @@ standard deviation of about ``sqrt(2 / (m - 1))`` of the variance part for each 
 
 The cost is two more copies of the gradients and no computation to speak of; smaller
 micro-batches may use the device less well. Layers that mix samples see micro-batches.
-Sparse gradients are passed over: they are sent as rows, which needs no estimate.
+Sparse and complex gradients are passed over: nothing that takes them needs an estimate.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MicroBatchSecondMoments:
 
         Args:
             parameter: one of the model's, after its last backward of the step; its
-                ``.grad`` is the sum over the micro-batches, and dense.
+                ``.grad`` is the sum over the micro-batches, dense and real.
 
         Returns:
             The estimate of ``sum_z (g_z / |B|)^2``, shaped like ``parameter``.
@@ -144,7 +144,7 @@ class MicroBatchSecondMoments:
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         seen, gradient = self._accumulated[parameter], parameter.grad
         assert gradient is not None
-        if gradient.is_sparse:
+        if gradient.is_sparse or gradient.is_complex():
             return
         seen.backwards += 1
         if seen.gradient is None or seen.squares is None:

@@ -66,6 +66,22 @@ def test_sparse_gradients_need_none(mixes, clock):
     assert found.extra_s == 0.0  # of a clock that stands
 
 
+def test_complex_gradients_need_none(clock):
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (self.weight * x).abs()
+
+    workload = Eight(nn.Sequential(Turned(), chain()))
+    profile = measure(workload, iterations=20)
+    found = with_second_moments(workload, profile, LocalTransport()).second_moments
+    assert found.objection
+    assert found.extra_s == 0.0
+
+
 def test_a_model_that_mixes_samples_is_timed_in_micro_batches(monkeypatch, clock):
     workload = Eight(nn.Sequential(chain(), nn.BatchNorm1d(4)))
     profile = measure(workload, iterations=20)

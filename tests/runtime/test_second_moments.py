@@ -393,9 +393,19 @@ def test_the_estimate_is_unbiased_also_where_the_mean_is_large(m):
     torch.testing.assert_close(average, exact, rtol=0.02, atol=0)
 
 
-def test_micro_batches_leave_sparse_gradients_alone():
-    """They are sent as rows, which needs no second moments."""
-    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (self.weight * x[:, None]).abs()
+
+
+@pytest.mark.parametrize("first", [nn.Embedding(5, 3, sparse=True), Turned()])
+def test_micro_batches_leave_sparse_and_complex_gradients_alone(first):
+    """Nothing that takes them needs second moments."""
+    model = nn.Sequential(first, nn.Linear(3, 2))
     moments = MicroBatchSecondMoments(model, 2)
     for part in torch.arange(4).chunk(2):
         (mean_loss(model, part) / 2).backward()
