@@ -30,6 +30,7 @@ from comm_plan.profiler.second_moments import with_second_moments
 from comm_plan.profiler.sent import with_sent
 from comm_plan.profiler.stolen import watch as watch_stolen
 from comm_plan.profiler.timings import Measurable, PassProgress, Trial
+from comm_plan.runtime.agreement import check_buffers
 from comm_plan.runtime.restored import restored
 from comm_plan.transports.base import Transport
 from comm_plan.transports.local import LocalTransport
@@ -73,7 +74,8 @@ def measure(
 
     Raises:
         InputError: too few iterations, no such device or compressor, or a model without
-            trainable parameters or with a dtype that cannot be sent.
+            trainable parameters, with a dtype that cannot be sent or with buffers that
+            cannot follow rank 0.
         MismatchError: the ranks have different models.
         RunError: a parameter got no gradient in a late iteration, for the first time,
             without ``find_unused_parameters``.
@@ -86,6 +88,7 @@ def measure(
     model = workload.model.to(ranks.device)
     check_parameters(workload.name, trainable(model))
     check_same_model(ranks.gather_objects(model_fingerprint(model)))
+    check_buffers(model, ranks)
 
     def watch(what: str) -> PassProgress:
         return lambda done, total: progress(done, total, what)

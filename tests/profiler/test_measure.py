@@ -217,6 +217,14 @@ def test_ranks_with_different_models_are_refused():
         run_ranks(2, measure_on, [chain(2), chain(3)])
 
 
+def test_a_buffer_that_cannot_follow_rank_0_is_refused_by_name():
+    models = [chain(), chain()]
+    for model in models:
+        model.register_buffer("graph", torch.eye(3).to_sparse())
+    with pytest.raises(InputError, match=r"buffer graph is torch\.sparse_coo, wh"):
+        run_ranks(2, measure_on, models)
+
+
 def test_every_time_is_that_of_the_slowest_rank():
     first = timings([(0, 1), (0, 1)], [[1.0, 2.0], [1.0, 2.0]], forward_s=[1.0, 5.0])
     second = timings([(1, 0), (1, 0)], [[4.0, 0.5], [3.0, 0.5]], forward_s=[2.0, 1.0])
