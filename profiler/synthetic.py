@@ -27,6 +27,7 @@ from comm_plan.plans.parameters import trainable
 from comm_plan.profiler.assembly import check_parameters
 from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.timings import Measurable
+from comm_plan.workloads.checks import copied
 
 
 def profile_from_model(
@@ -87,12 +88,12 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
 
     Raises:
         InputError: the speed is not above 0, or leads to times out of range; the model
-            has a trainable parameter that gets no gradient or cannot be planned, or
-            needs numbers to run.
+            cannot be copied, has a trainable parameter that gets no gradient or cannot
+            be planned, or needs numbers to run.
     """
     if not flops_per_s > 0:
         raise InputError(f"{flops_per_s} operations a second: give more than 0")
-    shadow = copy.deepcopy(workload.model).to("meta").train()
+    shadow = copied(workload.model, "measure it instead").to("meta").train()
     batch = next(workload.batches(0, 1, 0, 0))
     try:
         counted = _count(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import replace
 
 from comm_plan.errors import InputError
@@ -13,6 +12,7 @@ from comm_plan.runtime import randomness
 from comm_plan.runtime.trainer import Options, Run, running
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Workload
+from comm_plan.workloads.checks import copied
 
 TURN_STEPS = 50
 """The first ten steps of a turn, of 10 ms each, were up to 20 % slower: it takes them
@@ -32,7 +32,8 @@ def train_side_by_side(
         The records, in the order of ``plans``.
 
     Raises:
-        InputError: checkpoints are asked for, which are of one run.
+        InputError: checkpoints are asked for, which are of one run, or the model cannot
+            be copied.
         MismatchError: a plan does not fit the workload or the run.
         NonFiniteError: a gradient held inf or NaN and ``on_nonfinite`` is ``stop``.
         CollectiveError: a collective failed or timed out.
@@ -40,7 +41,10 @@ def train_side_by_side(
     if options.checkpoint is not None:
         raise InputError("checkpoints are of one run: train the plans one by one")
     with ExitStack() as stack:
-        copies = [replace(workload, model=deepcopy(workload.model)) for _ in plans]
+        instead = "train the plans one by one"
+        copies = [
+            replace(workload, model=copied(workload.model, instead)) for _ in plans
+        ]
         runs = [
             stack.enter_context(running(copy, plan, transport, options))
             for copy, plan in zip(copies, plans, strict=True)

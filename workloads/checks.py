@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from numbers import Real
@@ -25,6 +26,22 @@ from comm_plan.workloads.base import (
     Workload,
     one_epoch,
 )
+
+
+def copied(model: nn.Module, instead: str) -> nn.Module:
+    """Return a deep copy of ``model``.
+
+    Raises:
+        WorkloadError: there is none, as it holds a lock perhaps, or what a forward has
+            made; with what to do ``instead``.
+    """
+    try:
+        return deepcopy(model)
+    except Exception as error:
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
+        raise WorkloadError(
+            f"the model cannot be copied ({reason}): {instead}"
+        ) from None
 
 
 def checked(workload: Workload) -> Workload:

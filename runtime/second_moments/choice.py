@@ -6,7 +6,6 @@ The choice is a number of micro-batches; one is the whole batch, with exact mome
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,7 @@ from comm_plan.runtime.second_moments.micro_batches import MicroBatchSecondMomen
 from comm_plan.runtime.second_moments.survey import Survey
 from comm_plan.transports.base import Transport
 from comm_plan.workloads.base import Loss, Workload
+from comm_plan.workloads.checks import copied
 
 EXACT = 1
 """Micro-batches of a training with exact second moments."""
@@ -85,7 +85,8 @@ def micro_batches(
         tell: is told on rank 0 why they are not exact.
 
     Raises:
-        InputError: something is asked for, but the plan needs no second moments.
+        InputError: something is asked for, but the plan needs no second moments; or
+            nothing is, and the model cannot be copied.
         MismatchError: neither exact moments nor micro-batches can be had.
     """
     if not needed(plan):
@@ -99,7 +100,8 @@ def micro_batches(
         return asked
     with randomness.kept():
         batches = workload.batches(transport.rank, transport.world_size, 0, seed)
-        own = survey(deepcopy(workload.model), workload.loss, next(iter(batches)))
+        model = copied(workload.model, "say --second-moments exact or micro-batches:N")
+        own = survey(model, workload.loss, next(iter(batches)))
     found = common(transport.gather_objects(own))
     parts = chosen(found)
     if parts is None:

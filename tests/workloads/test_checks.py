@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from comm_plan.errors import WorkloadError
+from comm_plan.plans import Vgc
+from comm_plan.profiler import profile_from_speed
 from comm_plan.runtime.side_by_side import train_side_by_side
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import plan_for
@@ -67,6 +69,43 @@ def test_side_by_side_never_trains_the_model_that_a_function_closed_over():
 
     with says("use the parameters that are handed in"):
         run_ranks(1, rank)
+
+
+@pytest.mark.parametrize(
+    ("needs_a_copy", "instead"),
+    [
+        (
+            lambda training, plan, ranks: train_side_by_side(
+                training, [plan], ranks, Options()
+            ),
+            "train the plans one by one",
+        ),
+        (
+            lambda training, plan, ranks: train(training, plan, ranks, Options()),
+            "say --second-moments exact or micro-batches:N",
+        ),
+        (
+            lambda training, plan, ranks: profile_from_speed(training, 1e9),
+            "measure it instead",
+        ),
+    ],
+    ids=["compare", "train", "profile --from-model"],
+)
+def test_a_model_that_cannot_be_copied_is_refused_with_what_to_do(
+    needs_a_copy, instead
+):
+    """As one with the weight_norm of old, or the state of its last forward."""
+    model = nn.Linear(1, 1)
+    plan = plan_for(model, 1, Vgc(), "allgather")
+    model.last = model(torch.ones(1, 1))
+
+    def rank(transport):
+        needs_a_copy(own(model=model), plan, transport)
+
+    with pytest.raises(WorkloadError) as caught:
+        run_ranks(1, rank)
+    assert str(caught.value).startswith("the model cannot be copied (RuntimeError: ")
+    assert str(caught.value).endswith(f"): {instead}")
 
 
 def test_an_optimizer_of_some_of_the_parameters_is_fine():
