@@ -260,6 +260,11 @@ def copyable(hook: Callable[..., None]) -> Callable[..., None]:
     return hidden
 
 
+def is_own(hook: object) -> bool:
+    """Return whether ``hook`` is one of comm-plan's, which change no output."""
+    return isinstance(hook, _NotCopied)
+
+
 class _NoHook:
     """What copies have instead."""
 

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from comm_plan.errors import MismatchError
-from comm_plan.runtime.hooks import copyable
+from comm_plan.runtime.hooks import copyable, is_own
 from comm_plan.runtime.second_moments import vectorised
 from comm_plan.runtime.second_moments.batch import batch_size
 from comm_plan.runtime.second_moments.closed_forms import closed_forms
@@ -51,11 +51,16 @@ def stop(error: Exception) -> None:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A module and those of its own parameters whose moments are wanted."""
+    """A module and those of its own parameters whose moments are wanted.
+
+    Attributes:
+        is_plain: it computes what its class does, for which there may be closed forms.
+    """
 
     name: str
     module: nn.Module
     parameters: dict[str, nn.Parameter]
+    is_plain: bool
 
 
 class ExactSecondMoments:
@@ -200,7 +205,7 @@ class ExactSecondMoments:
         dtype = next(iter(layer.parameters.values())).dtype
         g = g.to(dtype)
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
-        forms = closed_forms(layer.module)
+        forms = closed_forms(layer.module) if layer.is_plain else None
         if forms is not None and forms.keys() >= layer.parameters.keys():
             return {
                 name: forms[name](layer.module, inputs[0], g)
@@ -226,7 +231,10 @@ def _layers(model: nn.Module, wanted: set[nn.Parameter]) -> list[_Layer]:
     for name, module in model.named_modules():
         own = module.named_parameters(recurse=False)
         parameters = {key: p for key, p in own if p in wanted}
-        layer = _Layer(name, module, parameters)
+        is_plain = "forward" not in vars(module) and all(
+            map(is_own, module._forward_hooks.values())
+        )
+        layer = _Layer(name, module, parameters, is_plain)
         if parameters and getattr(module, "scale_grad_by_freq", False):
             _refuse(_title(layer), "scales gradients by the whole batch's frequencies")
         if parameters:

@@ -346,6 +346,38 @@ def test_removed_hooks_compute_nothing():
         moments.of(model.weight)
 
 
+def tripled_by_a_hook(layer):
+    layer.register_forward_hook(lambda module, inputs, output: 3 * output)
+
+
+def doubled_by_a_forward_of_its_own(layer):
+    layer.forward = lambda x: linear(x, 2 * layer.weight, layer.bias)
+
+
+@pytest.mark.parametrize("change", [tripled_by_a_hook, doubled_by_a_forward_of_its_own])
+def test_a_layer_that_somebody_has_changed_has_no_closed_form(change):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    change(model[0])
+    inputs = torch.randn(5, 3).double()
+    for found, oracle in zip(
+        exact(model, inputs), loop_over_samples(model, inputs), strict=True
+    ):
+        torch.testing.assert_close(found, oracle)
+
+
+def test_a_layer_whose_forward_changes_its_buffers_is_refused_and_left_alone():
+    """As the spectral_norm of old, whose powers would be iterated twice."""
+    model = nn.utils.spectral_norm(nn.Linear(3, 4))
+    twin = copy.deepcopy(model)
+    moments = ExactSecondMoments(model)
+    inputs = torch.randn(5, 3)
+    twin(inputs)
+    with pytest.raises(MismatchError, match="its forward changes its buffer weight_u"):
+        mean_loss(model, inputs).backward()
+    moments.remove()
+    assert torch.equal(model.weight_u, twin.weight_u)
+
+
 def micro_batches(model, inputs, m):
     moments = MicroBatchSecondMoments(model, m)
     for part in inputs.chunk(m):
