@@ -166,7 +166,7 @@ def _check_same(of_ranks: Sequence[Mapping[str, str]]) -> None:
 
 
 def _check_names(plan: Plan, parameters: Mapping[str, nn.Parameter]) -> None:
-    planned = {name for bucket in plan.buckets for name in bucket.tensors}
+    planned = dict.fromkeys(name for b in plan.buckets for name in b.tensors)
     for name in parameters:
         if name not in planned:
             raise MismatchError(

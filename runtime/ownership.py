@@ -76,7 +76,8 @@ class LeftOut:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._averaged = frozenset(trainable(model).values())
+        self._averaged = tuple(trainable(model).values())  # so no other has their id
+        self._ids = frozenset(map(id, self._averaged))
         self._of_others: weakref.WeakKeyDictionary[
             torch.optim.Optimizer, set[nn.Parameter]
         ] = weakref.WeakKeyDictionary()
@@ -87,24 +88,30 @@ class LeftOut:
         Raises:
             RunError: a parameter of the model would get one.
         """
-        unknown = {
+        for group in optimizer.param_groups:
+            if not self._ids.issuperset(map(id, group["params"])):
+                self._check_others(optimizer)
+                return
+
+    def _check_others(self, optimizer: torch.optim.Optimizer) -> None:
+        others = {
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter not in self._averaged
+            if id(parameter) not in self._ids
             and parameter.requires_grad
             and parameter.grad is not None
         }
-        if not unknown or unknown == self._of_others.get(optimizer):
+        if others == self._of_others.get(optimizer, set()):
             return
         for name, parameter in named(self._model).items():
-            if parameter in unknown:
+            if parameter in others:
                 raise RunError(
                     f"parameter {name} is trained, but was frozen or not there when "
                     "the engine was made, which does not average its gradients: plan "
                     "for the model as it is now, and call parallelize again"
                 )
-        self._of_others[optimizer] = unknown
+        self._of_others[optimizer] = others
 
 
 def freed_with(engine: OwnerT, channel: Transport) -> weakref.finalize[..., OwnerT]:
