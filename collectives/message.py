@@ -43,7 +43,7 @@ def pack(message: Message) -> torch.Tensor:
     """Return the bytes of ``message`` [message_nbytes]; of one tensor: shared."""
     import torch
 
-    parts = [tensor.view(torch.uint8) for tensor in message]
+    parts = [_bytes(tensor) for tensor in message]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -59,6 +59,15 @@ def unpack(
     """
     parts = buffer.split(list(sizes))
     return tuple(map(_typed, parts, dtypes))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of ``tensor``, shared."""
+    import torch
+
+    if not tensor.numel():  # of NumPy it has a stride of 0, which no view allows
+        return tensor.new_empty(0, dtype=torch.uint8)
+    return tensor.view(torch.uint8)
 
 
 def _typed(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -127,6 +127,13 @@ def test_real_engines_give_the_definition_and_lose_nothing(engine, codecs):
     check(real_ranks(engine).run, codecs)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_parameters_without_elements_have_nothing_to_send(world_size):
+    nothing = torch.empty(0), torch.empty(0, dtype=torch.int32)
+    codecs = [Recorder(nothing, counts=[0, 0]) for _ in range(world_size)]
+    check(run_ranks, codecs)
+
+
 @given(st.data())
 def test_with_everything_selected_it_is_an_all_reduce(data):
     world_size, numel = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 6))
