@@ -198,7 +198,10 @@ TIMES = st.floats(0.5, 2.0)
 def test_plans_that_compress_differently_tell_compressors_apart(
     backward, topk, terngrad, more_s
 ):
-    """As far as they are not taken to be alike; what is longer still is waiting."""
+    """As far as they are not taken to be alike; what is longer still is waiting.
+
+    So each is found on its own side of backward, but not how far from it.
+    """
     before = compressing()
     truth = compressing(backward, topk=topk, terngrad=terngrad)
     seen = []
@@ -209,7 +212,7 @@ def test_plans_that_compress_differently_tell_compressors_apart(
         seen.append(Seen(plan, taken.timing, taken.iteration_s + more_s))
     change = correction(seen, before, network(), SETTINGS)
     assert change.backward == pytest.approx(backward, rel=0.15)
-    if topk > 1.2 * terngrad:
+    if topk > 1.1 * backward > 1.2 * terngrad:
         assert change.compression["topk"] > change.compression["terngrad"]
     assert "fp16" not in change.compression
     after = change.profile(before)
