@@ -15,8 +15,9 @@ the plan says are not looked at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -123,15 +124,13 @@ class Adaptation:
         self._steps = 0
         self._window: list[StepSeconds] = []
         self._settling = SETTLING
-        self._solver = ThreadPoolExecutor(1, thread_name_prefix="comm-plan-adapt")
         self._solving: Future[_Proposal] | None = None
         engine.between_steps(self._after_step)
         engine.following = Following()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; what is being solved is for nobody, and not waited for."""
         self._engine.between_steps(None)
-        self._solver.shutdown(wait=True)
 
     def _after_step(self) -> None:
         if self._warms_up():
@@ -196,7 +195,7 @@ class Adaptation:
             return
         self._drift.forget()
         self._answered = changed.observed
-        self._solving = self._solver.submit(self._propose, *seen, changed)
+        self._solving = _beside(partial(self._propose, *seen, changed))
 
     def _correction(
         self, seen: Seen, probes: list[Probe], profile: Profile, network: Network
@@ -283,6 +282,20 @@ class Adaptation:
         self._left = AS_EXPECTED
         self._settling = SETTLING
         return True
+
+
+def _beside(propose: Callable[[], _Proposal]) -> Future[_Proposal]:
+    """Run ``propose`` on a thread that does not keep the process from ending."""
+    solving: Future[_Proposal] = Future()
+
+    def run() -> None:
+        try:
+            solving.set_result(propose())
+        except BaseException as error:
+            solving.set_exception(error)
+
+    threading.Thread(target=run, name="comm-plan-adapt", daemon=True).start()
+    return solving
 
 
 def _sent(plan: Plan, profile: Profile) -> float:

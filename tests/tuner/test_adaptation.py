@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -291,6 +292,27 @@ def test_where_solving_fails_the_plan_stays_and_the_change_is_answered(caplog):
     assert "this stays: there is no such cost" in caplog.text
     assert adaptation._proposed() is None
     adaptation.close()
+    engine.close()
+
+
+def test_the_end_of_the_training_waits_for_no_solver(monkeypatch):
+    plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal")
+    adaptation, engine = watched(LocalTransport(), _for_one(plan))
+    begun, end = threading.Event(), threading.Event()
+
+    def take_long(*arguments):
+        begun.set()
+        end.wait(60)
+
+    monkeypatch.setattr(adaptation, "_propose", take_long)
+    monkeypatch.setattr(adaptation._drift, "outlasts", lambda ratios: True)
+    adaptation._observe(plan.predicted.timing, [1.0, 1.0])
+    assert begun.wait(60)
+    adaptation.close()
+    assert not adaptation._solving.done()
+    (solver,) = (t for t in threading.enumerate() if t.name == "comm-plan-adapt")
+    assert solver.daemon
+    end.set()
     engine.close()
 
 
