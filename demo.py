@@ -62,7 +62,7 @@ def run(folder: Path, ranks: int) -> int:
     for title, words in _verbs(folder, ranks):
         screen.console().rule(title)
         screen.say(f"$ {shlex.join(['comm-plan', *words])}")
-        command = [sys.executable, "-m", "comm_plan.cli", *words]
+        command = [sys.executable, "-m", "comm_plan", *words]
         code = subprocess.run(command, check=False).returncode
         if code < 0:
             raise RunError(f"comm-plan {words[0]} was ended by signal {-code}")

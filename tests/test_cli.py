@@ -316,6 +316,17 @@ def test_an_interrupt_ends_with_130(here, command, monkeypatch):
     assert command("show", "plan.json").returncode == 130
 
 
+def test_an_interrupt_while_the_command_loads_is_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    run = subprocess.run(
+        [sys.executable, "-m", "comm_plan", "--version"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 def test_what_the_demo_calls_is_understood(tmp_path):
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "plan.json").write_text(json.dumps(plan()))
