@@ -89,6 +89,11 @@ class Link:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
+    def hang_up(self) -> None:
+        """Let whoever reads find the other end closed, whether it is or not."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end."""
         self._connection.close()

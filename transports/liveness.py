@@ -135,7 +135,8 @@ class Liveness:
         self._noticed.set()
         self._say_goodbye()
         self._thread.join(_LINGER_S)
-        self._drop_links()
+        for link in list(self._links):
+            link.hang_up()  # the thread, which may be waiting on it, closes it
 
     def leave(self) -> None:
         """Leave as :meth:`close` does, but wait for nobody: the process ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -78,6 +79,34 @@ def test_ranks_that_leave_in_order_judge_nobody():
         return watched._verdict
 
     assert run_ranks(RANKS, program) == [None] * RANKS
+
+
+def test_a_rank_leaves_though_another_does_not_answer(monkeypatch):
+    monkeypatch.setattr(liveness, "_LINGER_S", 0.1)
+    failures, left = [], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    read = Liveness._read
+
+    def read_late(watched):
+        if watched._rank == 0:
+            left.wait(20)
+        read(watched)
+
+    monkeypatch.setattr(Liveness, "_read", read_late)
+
+    def program(transport):
+        watched = watch(transport, [])
+        if transport.rank == 1:
+            watched.close()
+            watched._thread.join(20)
+            left.set()
+        else:
+            left.wait(20)
+            watched.close()
+        return watched._thread.is_alive(), watched._links, watched._verdict
+
+    assert run_ranks(2, program) == [(False, [], None)] * 2
+    assert not failures
 
 
 def test_the_first_verdict_stays():
