@@ -31,6 +31,7 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen, correction
 from comm_plan.planner.predict import predict
 from comm_plan.plans import Bucket, Following, Network, Plan, Profile, Replan, Timing
+from comm_plan.runtime.agreement import check_settings
 from comm_plan.runtime.drift import WINDOW, Drift, of_all_ranks
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.second_moments.choice import needed
@@ -88,7 +89,8 @@ class Adaptation:
         network: of the ranks.
 
     Raises:
-        MismatchError: the plan is for another model than the profile.
+        MismatchError: the plan is for another model than the profile, or ranks have
+            other documents.
         InputError: a cost that the plan needs was not measured, it has local steps, or
             its second moments come from parts of each batch.
     """
@@ -110,6 +112,11 @@ class Adaptation:
                 "computation and compression take cannot be told apart: tune again "
                 "instead"
             )
+        given = {"the profile": profile, "the network": network}
+        check_settings(
+            {name: document.sha256[:12] for name, document in given.items()},
+            engine.transport,
+        )
         self._engine = engine
         self._profile, self._network = profile, network
         balanced = _balanced_numel(profile, network, engine.transport.world_size)
@@ -362,8 +369,8 @@ def adapt(
 
     Raises:
         DocumentError: a document cannot be read.
-        MismatchError: the plan is for another model than the profile, or was solved
-            from other documents.
+        MismatchError: the plan is for another model than the profile, was solved from
+            other documents, or ranks have others.
         InputError: a cost that the plan needs was not measured.
     """
     if not isinstance(profile, Profile):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comm_plan.collectives.emulation import emulate
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, MismatchError
 from comm_plan.planner import Settings, make_problem, solve
 from comm_plan.planner.collective_cost import collective_curve
 from comm_plan.planner.correction import Correction
@@ -251,6 +251,22 @@ def proposal(plan, **changes):
         "reason": "a test",
     }
     return _Proposal(**fields | changes)
+
+
+def test_ranks_with_other_documents_are_refused():
+    """A plan by hand names none; what the ranks time would not be of one size."""
+    plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal")
+    by_hand = plan.model_copy(update={"inputs": None})
+
+    def rank(transport):
+        link = SLOW if transport.rank == 1 else FAST
+        with (
+            Engine(Replay(PROFILE), by_hand, transport) as engine,
+            pytest.raises(MismatchError, match=r"the network is .* on rank 1"),
+        ):
+            Adaptation(engine, PROFILE, network(link))
+
+    run_ranks(RANKS, rank)
 
 
 def test_what_a_plan_sends_is_counted_tensor_by_tensor():
