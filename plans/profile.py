@@ -398,7 +398,9 @@ class Profile(Document):
 def _times(spread: Spread | None, factor: float) -> Spread | None:
     if spread is None:
         return None
-    return Spread(p05_s=spread.p05_s * factor, p95_s=spread.p95_s * factor)
+    return spread.model_copy(
+        update={"p05_s": spread.p05_s * factor, "p95_s": spread.p95_s * factor}
+    )
 
 
 def _as_one(members: tuple[TensorTiming, ...]) -> TensorTiming:

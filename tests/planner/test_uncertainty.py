@@ -51,6 +51,13 @@ def test_slower_computation_scatters_by_as_much_more(build, factor):
     assert error_s == pytest.approx(factor * 0.2 / P95_DEVIATIONS)
 
 
+def test_iterations_may_scatter_as_widely_as_a_profile_can_say(build):
+    profile, network = scattered(build, compute=1e5)
+    predicted = planned(profile, network, solver="single").predicted
+    slower_s = 0.4 * (1e5 - 1)
+    assert predicted.error_s == pytest.approx(slower_s / P95_DEVIATIONS)
+
+
 def test_of_documents_that_tell_no_scatter_none_is_known(build):
     profile = build.profile([0.1], [10])
     problem = make_problem(profile, build.network(4))
