@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ Measured = TypeVar("Measured")
 
 WARMUP_STEPS = 3
 """First steps whose times are left out: allocations, first touches, connections."""
+
+INTERFACES = Path("/sys/class/net")
+"""Where Linux tells of its network interfaces."""
 
 
 class Recorder:
@@ -316,6 +319,8 @@ def _environment() -> dict[str, str]:
 
 def _interface_tx_nbytes() -> int | None:
     """Return the bytes that all network interfaces of this host have sent, on Linux."""
-    counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
-    values = [int(counter.read_text()) for counter in counters]
+    values = []
+    for counter in INTERFACES.glob("*/statistics/tx_bytes"):
+        with suppress(OSError):  # one that goes this moment, as a container's may
+            values.append(int(counter.read_text()))
     return sum(values) if values else None

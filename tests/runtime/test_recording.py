@@ -20,7 +20,7 @@ from comm_plan.plans import (
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.tables import tables
 from comm_plan.runtime import recording
-from comm_plan.runtime.record import Recorder
+from comm_plan.runtime.record import Recorder, _interface_tx_nbytes
 from comm_plan.tests.profiler.test_round_trip import FakeTime
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
@@ -160,6 +160,15 @@ def test_what_ddp_took_is_recorded_too(one_rank_group, tmp_path):
     assert record.interface_tx_nbytes >= 0
     (table,) = tables(record)
     assert "averaged by PyTorch DDP on 1 x gloo" in table.columns[1]._cells
+
+
+def test_an_interface_that_goes_while_it_is_read_is_left_out(monkeypatch, tmp_path):
+    for name in ("eth0", "gone"):
+        (tmp_path / name / "statistics").mkdir(parents=True)
+    (tmp_path / "eth0" / "statistics" / "tx_bytes").write_text("5")
+    (tmp_path / "gone" / "statistics" / "tx_bytes").mkdir()  # which cannot be read
+    monkeypatch.setattr("comm_plan.runtime.record.INTERFACES", tmp_path)
+    assert _interface_tx_nbytes() == 5
 
 
 @pytest.fixture
