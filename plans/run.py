@@ -106,10 +106,11 @@ class RunRecord(Document):
     The plan is the one that the run began with; ``replans`` are those that followed,
     and ``traffic``, ``timing`` and ``predicted_timing`` are of the last one; without
     ``following`` nobody looked for reasons to change it. ``timing`` holds medians over
-    the steps, rank 0's; ``losses`` its training loss in each step, None where that was
-    inf or NaN. ``predicted_error_s`` is the plan's ``error_s``; what was predicted for
-    another emulated link is left out. Each batch was cut into ``micro_batches``, for
-    second moments where these are not exact, and has no ``timing`` then; 1: whole.
+    the steps, of a long run over the last 10,000, rank 0's; ``losses`` its training
+    loss in each step, None where that was inf or NaN. ``predicted_error_s`` is the
+    plan's ``error_s``; what was predicted for another emulated link is left out. Each
+    batch was cut into ``micro_batches``, for second moments where these are not exact,
+    and has no ``timing`` then; 1: whole.
     ``solver`` is the plan's label; where stock DDP averaged the gradients, it is
     :data:`STOCK_DDP` and there is no plan. Of a user's own loop the ``seed`` is not
     known, and losses only as far as it told them. With ``local_steps`` the times of

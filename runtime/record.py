@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import socket
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,9 @@ Measured = TypeVar("Measured")
 
 WARMUP_STEPS = 3
 """First steps whose times are left out: allocations, first touches, connections."""
+
+LAST_STEPS = 10_000
+"""Of so many steps the moments are kept, or a long run would fill the memory."""
 
 INTERFACES = Path("/sys/class/net")
 """Where Linux tells of its network interfaces."""
@@ -154,9 +158,9 @@ class Recorder:
 class EngineRecorder(Recorder):
     """Those of a run by a plan.
 
-    What is said of single buckets is of those since the last change of the plan. Of
-    local steps, most of which exchange nothing, times are means over rounds, and bytes
-    over all steps.
+    What is said of single buckets is of those since the last change of the plan, and
+    when they travelled of the last steps. Of local steps, most of which exchange
+    nothing, times are means over rounds, and bytes over all steps.
 
     Args:
         engine: of the run.
@@ -167,11 +171,12 @@ class EngineRecorder(Recorder):
         self._engine = engine
         self._plan = engine.plan
         self._fingerprint = self._plan.model.fingerprint
-        self._sent_nbytes: list[list[int]] = []
-        self._step_seconds: list[StepSeconds] = []
+        self._steps_nbytes: list[int] = []
+        self._step_seconds: deque[StepSeconds] = deque(maxlen=LAST_STEPS)
         self._unread: Moments | None = None
         self._replans = len(engine.replans)
         self._buckets = engine.buckets
+        self._sent_nbytes = [0] * len(self._buckets)
         self._exchanges = engine.step
         self._last_nbytes = 0
 
@@ -189,20 +194,26 @@ class EngineRecorder(Recorder):
         nbytes = self._exchanged()
         self._last_nbytes = sum(nbytes)
         if self._replans == len(self._engine.replans):
-            self._sent_nbytes.append(nbytes)
+            self._steps_nbytes.append(0)
+            self._add_to_last(nbytes)
             return
         self._replans = len(self._engine.replans)
         self._buckets = self._engine.buckets
-        self._sent_nbytes.clear()
+        self._sent_nbytes = [0] * len(self._buckets)
+        self._steps_nbytes.clear()
         self._step_seconds.clear()
         self._unread = None
 
     def add_end_of_round(self, seconds: float) -> None:
         """Note that a round has ended before its time, as part of the last step."""
         self._iterations_s[-1] += seconds
-        before = self._sent_nbytes[-1]
-        each = zip(before, self._exchanged(), strict=True)
-        self._sent_nbytes[-1] = [sum(nbytes) for nbytes in each]
+        self._add_to_last(self._exchanged())
+
+    def _add_to_last(self, nbytes: Sequence[int]) -> None:
+        """Count what each bucket sent as of the last step."""
+        each = zip(self._sent_nbytes, nbytes, strict=True)
+        self._sent_nbytes = [before + more for before, more in each]
+        self._steps_nbytes[-1] += sum(nbytes)
 
     def _exchanged(self) -> list[int]:
         """Return the bytes that each bucket has sent since the last step, and when."""
@@ -237,7 +248,7 @@ class EngineRecorder(Recorder):
             "predicted_iteration_s": predicted and predicted.iteration_s,
             "predicted_error_s": predicted and predicted.error_s,
             "traffic": self._traffic(),
-            "timing": median_timing(_warm(self._step_seconds)),
+            "timing": median_timing(_warm(list(self._step_seconds))),
             "predicted_timing": last and last.timing,
             "replans": tuple(self._engine.replans),
             "following": self._engine.following,
@@ -249,10 +260,11 @@ class EngineRecorder(Recorder):
         return plan.predicted if plan.emulated_link == here else None
 
     def _traffic(self) -> Traffic | None:
-        if not self._sent_nbytes:
+        steps = len(self._steps_nbytes)
+        if not steps:
             return None
-        means = np.mean(self._sent_nbytes, axis=0)
-        buckets = tuple(map(_bucket_traffic, self._engine.buckets, means.tolist()))
+        means = [nbytes / steps for nbytes in self._sent_nbytes]
+        buckets = tuple(map(_bucket_traffic, self._engine.buckets, means))
         dense = sum(bucket.dense_nbytes for bucket in buckets)
         message = sum(bucket.message_nbytes for bucket in buckets)
         return Traffic(
@@ -260,7 +272,7 @@ class EngineRecorder(Recorder):
             dense_nbytes=dense,
             message_nbytes=message,
             compression_ratio=dense / message if message else 1.0,
-            steps_nbytes=tuple(map(sum, self._sent_nbytes)),
+            steps_nbytes=tuple(self._steps_nbytes),
         )
 
 

@@ -20,7 +20,7 @@ from comm_plan.plans import (
 from comm_plan.plans.run import STOCK_DDP
 from comm_plan.report.tables import tables
 from comm_plan.runtime import recording
-from comm_plan.runtime.record import Recorder, _interface_tx_nbytes
+from comm_plan.runtime.record import EngineRecorder, Recorder, _interface_tx_nbytes
 from comm_plan.tests.profiler.test_round_trip import FakeTime
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
@@ -143,6 +143,20 @@ def test_a_loop_is_recorded_as_a_run_by_the_plan(tmp_path):
     assert record.traffic.message_nbytes < record.traffic.dense_nbytes
     assert len(record.timing.buckets) == len(plan.buckets)
     assert record.seed is None
+
+
+def test_moments_are_kept_of_the_last_steps_only(monkeypatch):
+    """A long run would fill the memory with those of all buckets."""
+    monkeypatch.setattr("comm_plan.runtime.record.LAST_STEPS", 5)
+    with alone() as (engine, own):
+        recorder = EngineRecorder(engine)
+        for _ in range(STEPS):
+            own.step()
+            recorder.add_step(1.0)
+        found = recorder.record(engine.transport, workload="mine", steps=STEPS)
+    assert len(recorder._step_seconds) == 5
+    assert len(found.timing.buckets) == len(engine.buckets)
+    assert len(found.traffic.steps_nbytes) == found.iteration.count + 3 == STEPS
 
 
 def test_what_ddp_took_is_recorded_too(one_rank_group, tmp_path):
