@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from comm_plan.errors import CollectiveError
 from comm_plan.plans import Plan, RunRecord
 from comm_plan.runtime import randomness
 from comm_plan.runtime.agreement import check_settings
@@ -403,7 +404,15 @@ class Run:
         """Let rank 0 judge the model; the others wait, and no iteration counts it."""
         if self.transport.rank == 0:
             self._judge(epoch)
-        self.transport.barrier()
+            self.transport.barrier()
+            return
+        try:
+            self.transport.barrier()
+        except CollectiveError as error:
+            raise CollectiveError(
+                "rank 0 does not come back from evaluating the model: give a longer "
+                f"--timeout, or let evaluate take less ({error})"
+            ) from error
 
     def _judge(self, epoch: int) -> None:
         with evaluating(self.model), randomness.kept():

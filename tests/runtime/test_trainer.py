@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from comm_plan.errors import InputError, MismatchError, NonFiniteError
+from comm_plan.errors import (
+    CollectiveError,
+    InputError,
+    MismatchError,
+    NonFiniteError,
+)
 from comm_plan.plans import LocalSteps, Plan, RunRecord, TopK
 from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.runtime.density_warmup import GTOPK_WARMUP
@@ -176,6 +181,20 @@ def test_density_warmup_is_by_epoch():
         assert sent[epoch] == sum(
             now.message_nbytes(numels, "allgather") for numels in NUMELS
         )
+
+
+def test_who_waits_too_long_for_an_evaluation_is_told_so(monkeypatch):
+    training = workload(world_size=1)
+    plan = plan_for(training.model, 1)
+
+    def barrier():
+        raise CollectiveError("barrier failed: timed out")
+
+    with running(training, plan, LocalTransport(), Options(epochs=1)) as run:
+        monkeypatch.setattr(run.transport, "barrier", barrier)
+        monkeypatch.setattr(run.transport, "rank", 1)
+        with pytest.raises(CollectiveError, match=r"from evaluating .* --timeout, or"):
+            list(run.epochs())
 
 
 def test_evaluation_leaves_the_training_alone():
