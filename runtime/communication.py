@@ -28,7 +28,10 @@ Result = TypeVar("Result")
 
 
 class Pending(Generic[Result]):
-    """A submitted job: ``wait()`` returns its result or raises what it raised."""
+    """A submitted job: ``wait()`` returns its result or raises what it raised.
+
+    An interrupt, such as Ctrl-C, is raised once: who waits again did not ask for it.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Pending(Generic[Result]):
         self._run_until = run_until
         self._device = device
         self._done = done
+        self._is_told = False
 
     def wait(self, *, idle: bool = False) -> Result:
         """Block until the job has ended; on CUDA, order the current stream after it.
@@ -50,10 +54,16 @@ class Pending(Generic[Result]):
         """
         if not idle:
             self._run_until(self._future)
-        result = self._future.result()
+        result = self._result()
         if self._done is not None:
             self._done.wait(torch.cuda.current_stream(self._device))
         return result
+
+    def _result(self) -> Result:
+        was_told, self._is_told = self._is_told, self._future.exception() is not None
+        if was_told:
+            raise _kept(self._future.exception())
+        return self._future.result()
 
 
 class CommunicationThread:
@@ -189,8 +199,8 @@ def _run_on_stream(
     return result
 
 
-def _kept(error: BaseException) -> BaseException:
-    """Return what jobs fail with that follow one that ended so."""
+def _kept(error: BaseException | None) -> BaseException:
+    """Return what jobs fail with that follow one that ended so, and who waits again."""
     if isinstance(error, Exception):
         return error
     return RunError("an exchange was interrupted: go on from a checkpoint")

@@ -113,7 +113,10 @@ def test_an_interrupt_is_an_error_of_all_later_jobs(thread):
     def interrupted():
         raise KeyboardInterrupt
 
+    job = thread.submit(interrupted, wake=False)
     with pytest.raises(KeyboardInterrupt):
-        thread.submit(interrupted, wake=False).wait()
+        job.wait()
+    with pytest.raises(RunError, match="go on from a checkpoint"):
+        job.wait()
     with pytest.raises(RunError, match="go on from a checkpoint"):
         thread.submit(lambda: None).wait()
