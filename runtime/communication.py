@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -78,7 +78,7 @@ class CommunicationThread:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], Future[Any]]] = deque()
         self._turn = threading.Lock()
         self._runs_on: int | None = None
         self._failure: BaseException | None = None
@@ -105,7 +105,7 @@ class CommunicationThread:
             ready = torch.cuda.current_stream(self._device).record_event()
             done = torch.cuda.Event()
             job = partial(_run_on_stream, self._stream, job, ready, done)
-        self._jobs.append(partial(self._run, job, future))
+        self._jobs.append((job, future))
         # Who has the turn may have found no job just before this one came.
         if wake or self._turn.locked() or self._stream is not None:
             self._executor.submit(self._run_queued)
@@ -139,15 +139,22 @@ class CommunicationThread:
                 with _without_autocast():
                     while self._jobs and not future.done():
                         self._run_first()
+            except BaseException as error:  # what jobs raise is in their futures
+                self._failure = self._failure or _kept(error)
+                raise
             finally:
                 self._turn.release()
 
     def _run_first(self) -> None:
+        """Run the first job, which stays the first if an interrupt comes in between."""
+        job, future = self._jobs[0]
         self._runs_on = threading.get_ident()
         try:
-            self._jobs.popleft()()
+            if not future.done():
+                self._run(job, future)
         finally:
             self._runs_on = None
+        self._jobs.popleft()
 
     def _run(self, job: Callable[[], Result], future: Future[Result]) -> None:
         """Run ``job``; ``future`` gets its end."""

@@ -120,3 +120,16 @@ def test_an_interrupt_is_an_error_of_all_later_jobs(thread):
         job.wait()
     with pytest.raises(RunError, match="go on from a checkpoint"):
         thread.submit(lambda: None).wait()
+
+
+def test_an_interrupt_right_before_a_job_leaves_nobody_waiting(thread, monkeypatch):
+    def interrupted(job, future):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "_run", interrupted)
+    job = thread.submit(lambda: None, wake=False)
+    with pytest.raises(KeyboardInterrupt):
+        job.wait()
+    with pytest.raises(RunError, match="go on from a checkpoint"):
+        job.wait()
