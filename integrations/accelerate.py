@@ -8,8 +8,8 @@
 
 ``prepare`` then puts a model on its device, with mixed precision and ``torch.compile``
 as configured, but does not wrap it in DDP. ``accumulate``, ``no_sync``,
-``clip_grad_norm_`` and ``save_state`` work as ever; the latter keeps the residuals of
-all ranks.
+``trigger_sync_in_backward``, ``clip_grad_norm_`` and ``save_state`` work as ever; the
+latter keeps the residuals of all ranks.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def use_plan(
     for plan in loaded:
         check_every_step(plan, "Accelerate")
     engines: dict[nn.Module, Engine] = {}
-    prepare, pause = accelerator.prepare_model, accelerator.no_sync
-    free = accelerator.free_memory
+    prepare, free = accelerator.prepare_model, accelerator.free_memory
+    pause, go_on = accelerator.no_sync, accelerator.trigger_sync_in_backward
 
     def prepare_model(
         model: nn.Module,
@@ -87,6 +87,12 @@ def use_plan(
         paused = pause(model) if engine is None else engine.no_sync()
         return paused
 
+    def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+        engine = engines.get(model)
+        synced: AbstractContextManager[None]
+        synced = go_on(model) if engine is None else engine.sync_again()
+        return synced
+
     def free_memory(*objects: object) -> Sequence[object]:
         for engine in engines.values():
             engine.close()
@@ -98,6 +104,7 @@ def use_plan(
 
     accelerator.prepare_model = prepare_model
     accelerator.no_sync = no_sync
+    accelerator.trigger_sync_in_backward = trigger_sync_in_backward
     accelerator.free_memory = free_memory
     return engines
 

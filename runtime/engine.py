@@ -357,11 +357,14 @@ class Engine(Joinable):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within, backward only accumulates locally; residuals do not move."""
-        before, self._steps.listening = self._steps.listening, False
-        try:
+        with self._listening(False):
             yield
-        finally:
-            self._steps.listening = before
+
+    @contextmanager
+    def sync_again(self) -> Iterator[None]:
+        """Within, backward is a step even where :meth:`no_sync` is around it."""
+        with self._listening(True):
+            yield
 
     def remembered(self) -> Remembered:
         """Return what this rank remembers from step to step: residuals and the like."""
@@ -594,6 +597,14 @@ class Engine(Joinable):
         self._momentum.go_on(momentum)
         self._steps.rounds = rounds
         self._steps.begin(buckets=buckets, second_moments=moments)
+
+    @contextmanager
+    def _listening(self, wanted: bool) -> Iterator[None]:
+        before, self._steps.listening = self._steps.listening, wanted
+        try:
+            yield
+        finally:
+            self._steps.listening = before
 
     def _stop(self) -> None:
         """Remove all hooks but those that were given."""

@@ -9,7 +9,7 @@ import torch
 
 from comm_plan.errors import InputError
 from comm_plan.plans import TopK
-from comm_plan.tests.runtime.trainings import net, plan_for
+from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 
 # Those of other people's libraries.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -49,6 +49,18 @@ def test_the_engine_is_told_what_ddp_was_to_be_told(prepared, ddp, options, unus
     _, engines, _, _ = prepared(ddp, **options)
     (engine,) = engines.values()
     assert engine._steps.setup.find_unused_parameters is unused
+
+
+def test_a_backward_is_a_step_where_no_sync_is_told_to_go_on(prepared):
+    accelerator, engines, model, _ = prepared()
+    (engine,) = engines.values()
+    with accelerator.no_sync(model):
+        loss = model(torch.ones(4, FEATURES)).sum()
+        with accelerator.trigger_sync_in_backward(model):
+            loss.backward()
+        assert engine.step == 1
+        model(torch.ones(4, FEATURES)).sum().backward()
+    assert engine.step == 1
 
 
 def test_memory_that_is_freed_holds_no_engine(prepared):
