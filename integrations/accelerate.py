@@ -37,7 +37,8 @@ def use_plan(
 
     Args:
         accelerator: one that has prepared no model yet.
-        *plans: plans, or their paths; one for each model that will be trained.
+        *plans: plans, or their paths; one for each model that will be trained, and
+            one more where layers are unfrozen and the model is prepared again.
         **options: as for :class:`~comm_plan.runtime.engine.Engine`; what is not given
             is as ``DistributedDataParallelKwargs`` among the accelerator's handlers
             have it.
@@ -72,13 +73,15 @@ def use_plan(
         evaluation_mode: bool = False,
     ) -> nn.Module:
         prepared: nn.Module = prepare(model, device_placement, evaluation_mode=True)
-        if prepared not in engines and not evaluation_mode and trainable(prepared):
+        if not evaluation_mode and not _averages(engines.get(prepared), prepared):
             plan = _plan_for(prepared, loaded)
             options.setdefault("grad_scaler", accelerator.scaler)
             _as_for_ddp(options, accelerator.ddp_handler)
             engine = parallelize(prepared, plan, **options)
+            if prepared not in engines:
+                residuals = _Residuals(engines, prepared, accelerator)
+                accelerator.register_for_checkpointing(residuals)
             engines[prepared] = engine
-            accelerator.register_for_checkpointing(_Residuals(engine, accelerator))
         return prepared
 
     def no_sync(model: nn.Module) -> AbstractContextManager[None]:
@@ -112,8 +115,14 @@ def use_plan(
 class _Residuals:
     """What Accelerate saves and loads: called on all ranks, written by one."""
 
-    def __init__(self, engine: Engine, accelerator: Accelerator) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engines: Mapping[nn.Module, Engine],
+        model: nn.Module,
+        accelerator: Accelerator,
+    ) -> None:
+        self._engines = engines
+        self._model = model
         self._accelerator = accelerator
 
     def state_dict(self) -> EngineState:
@@ -121,10 +130,17 @@ class _Residuals:
         writes = process.is_main_process
         if process.project_configuration.save_on_each_node:
             writes = process.is_local_main_process
-        return self._engine.gathered_state(keep=writes)
+        return self._engines[self._model].gathered_state(keep=writes)
 
     def load_state_dict(self, state: EngineState) -> None:
-        self._engine.load_state_dict(state)
+        self._engines[self._model].load_state_dict(state)
+
+
+def _averages(engine: Engine | None, model: nn.Module) -> bool:
+    """Return whether ``engine`` averages all that is trained of ``model`` now."""
+    planned = () if engine is None else engine.plan.buckets
+    names = {name for bucket in planned for name in bucket.tensors}
+    return trainable(model).keys() <= names
 
 
 def _as_for_ddp(

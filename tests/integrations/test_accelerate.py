@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comm_plan.errors import InputError
+from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import TopK
+from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 
 # Those of other people's libraries.
@@ -23,12 +24,13 @@ def prepared():
 
     from comm_plan.integrations.accelerate import use_plan
 
-    def prepare(ddp=None, **options):
+    def prepare(ddp=None, *, frozen=False, later=(), **options):
         handlers = [] if ddp is None else [DistributedDataParallelKwargs(**ddp)]
         accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
         model = net()
+        model[0].requires_grad_(not frozen)
         plan = plan_for(model, 1, TopK(density=0.2), "allgather")
-        engines = use_plan(accelerator, plan, **options)
+        engines = use_plan(accelerator, plan, *later, **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = accelerator.prepare(model, optimizer)
         return accelerator, engines, model, optimizer
@@ -61,6 +63,28 @@ def test_a_backward_is_a_step_where_no_sync_is_told_to_go_on(prepared):
         assert engine.step == 1
         model(torch.ones(4, FEATURES)).sum().backward()
     assert engine.step == 1
+
+
+def test_what_is_unfrozen_is_averaged_once_the_model_is_prepared_again(
+    prepared, tmp_path
+):
+    accelerator, engines, model, _ = prepared(frozen=True, later=[plan_for(net(), 1)])
+    model.requires_grad_(True)
+    for _ in range(2):
+        accelerator.prepare(model)
+        (engine,) = engines.values()
+    model(torch.ones(4, FEATURES)).sum().backward()
+    assert engine.step == 1
+    assert engine.plan.model.fingerprint == model_fingerprint(net())
+    accelerator.save_state(tmp_path)
+    accelerator.load_state(tmp_path)
+
+
+def test_what_is_unfrozen_is_not_trained_in_silence_without_a_plan(prepared):
+    accelerator, _, model, _ = prepared(frozen=True)
+    model.requires_grad_(True)
+    with pytest.raises(MismatchError, match=r"0\.weight of the model is missing"):
+        accelerator.prepare(model)
 
 
 def test_memory_that_is_freed_holds_no_engine(prepared):
