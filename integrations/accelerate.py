@@ -8,14 +8,15 @@
 
 ``prepare`` then puts a model on its device, with mixed precision and ``torch.compile``
 as configured, but does not wrap it in DDP. ``accumulate``, ``no_sync``,
-``trigger_sync_in_backward``, ``clip_grad_norm_`` and ``save_state`` work as ever; the
-latter keeps the residuals of all ranks.
+``trigger_sync_in_backward``, ``join_uneven_inputs``, ``clip_grad_norm_`` and
+``save_state`` work as ever; the latter keeps the residuals of all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
@@ -66,6 +67,7 @@ def use_plan(
     engines: dict[nn.Module, Engine] = {}
     prepare, free = accelerator.prepare_model, accelerator.free_memory
     pause, go_on = accelerator.no_sync, accelerator.trigger_sync_in_backward
+    join = accelerator.join_uneven_inputs
 
     def prepare_model(
         model: nn.Module,
@@ -96,6 +98,13 @@ def use_plan(
         synced = go_on(model) if engine is None else engine.sync_again()
         return synced
 
+    def join_uneven_inputs(
+        joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        joined: AbstractContextManager[None]
+        joined = join([engines.get(one, one) for one in joinables], even_batches)
+        return joined
+
     def free_memory(*objects: object) -> Sequence[object]:
         for engine in engines.values():
             engine.close()
@@ -108,6 +117,7 @@ def use_plan(
     accelerator.prepare_model = prepare_model
     accelerator.no_sync = no_sync
     accelerator.trigger_sync_in_backward = trigger_sync_in_backward
+    accelerator.join_uneven_inputs = join_uneven_inputs
     accelerator.free_memory = free_memory
     return engines
 

@@ -87,6 +87,20 @@ def test_what_is_unfrozen_is_not_trained_in_silence_without_a_plan(prepared):
         accelerator.prepare(model)
 
 
+def test_uneven_batches_are_joined_by_the_engine(prepared, monkeypatch):
+    from accelerate import Accelerator
+
+    joined = []
+    monkeypatch.setattr(
+        Accelerator,
+        "join_uneven_inputs",
+        lambda self, joinables, even_batches: joined.extend([*joinables, even_batches]),
+    )
+    accelerator, engines, model, optimizer = prepared()
+    accelerator.join_uneven_inputs([model, optimizer], even_batches=False)
+    assert joined == [*engines.values(), optimizer, False]
+
+
 def test_memory_that_is_freed_holds_no_engine(prepared):
     accelerator, engines, model, optimizer = prepared()
     gone = weakref.ref(model)
