@@ -102,10 +102,13 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
     def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Keep the residuals for the engine that is still to be made.
 
-        A test or a validation makes none: they go with :meth:`teardown`.
+        A test or a validation makes none: they go with :meth:`teardown`. In the middle
+        of ``fit``, as when Lightning has looked for a learning rate, there is one.
         """
         checkpoint: dict[str, Any] = super().load_checkpoint(*arguments, **options)
         self._restored, self._left = checkpoint.get(KEY), None
+        if self.engine is not None and self._restored is not None:
+            self.engine.load_state_dict(self._restored)
         return checkpoint
 
     def teardown(self) -> None:

@@ -90,6 +90,19 @@ def test_fitting_goes_on_from_the_residuals_of_its_checkpoint(strategy, checkpoi
     assert residual(strategy).equal(left)
 
 
+def test_what_is_loaded_in_the_middle_of_fitting_is_what_it_goes_on_from(
+    strategy, tmp_path
+):
+    """So does Lightning once it has looked for a learning rate."""
+    strategy.configure_ddp()
+    path = tmp_path / "before.ckpt"
+    strategy.save_checkpoint({}, path)
+    step(strategy)
+    strategy.load_checkpoint(path)
+    assert not residual(strategy).any()
+    assert strategy.engine.step == 0
+
+
 def test_a_checkpoint_after_fitting_holds_the_residuals(strategy, tmp_path):
     strategy.configure_ddp()
     left = step(strategy)
