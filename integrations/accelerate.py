@@ -51,7 +51,7 @@ def use_plan(
     Raises:
         DocumentError: a plan cannot be read.
         InputError: no plan was given, or one has local steps, or the accelerator shards
-            the model (FSDP, DeepSpeed, Megatron).
+            the model (FSDP, DeepSpeed, Megatron), or has one in DDP already.
     """
     if not plans:
         raise InputError("no plan is given: name one for each model")
@@ -60,6 +60,11 @@ def use_plan(
         raise InputError(
             f"Accelerate distributes by {kind}, which averages gradients itself: plans "
             "are for models that each process holds whole, as with DDP"
+        )
+    if any(_is_wrapped(model) for model in accelerator._models):
+        raise InputError(
+            "Accelerate has prepared a model already, in DDP, which averages its "
+            "gradients: call use_plan before accelerator.prepare"
         )
     loaded = [as_plan(plan) for plan in plans]
     for plan in loaded:
@@ -144,6 +149,11 @@ class _Residuals:
 
     def load_state_dict(self, state: EngineState) -> None:
         self._engines[self._model].load_state_dict(state)
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    """Return whether Accelerate, which marks what it hands out, handed out another."""
+    return not getattr(model, "_is_accelerate_prepared", False)
 
 
 def _averages(engine: Engine | None, model: nn.Module) -> bool:

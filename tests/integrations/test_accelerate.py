@@ -16,11 +16,19 @@ from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
+@pytest.fixture(autouse=True)
+def _forgotten():
+    """Let no test find what another has made of Accelerate's state."""
+    from accelerate.state import AcceleratorState
+
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture
 def prepared():
     """Return a function that prepares a model for one rank by a plan, and how."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
-    from accelerate.state import AcceleratorState
 
     from comm_plan.integrations.accelerate import use_plan
 
@@ -35,8 +43,7 @@ def prepared():
         model, optimizer = accelerator.prepare(model, optimizer)
         return accelerator, engines, model, optimizer
 
-    yield prepare
-    AcceleratorState._reset_state(reset_partial_state=True)
+    return prepare
 
 
 @pytest.mark.parametrize(
@@ -119,3 +126,33 @@ def test_what_shards_a_model_is_refused():
     sharding = SimpleNamespace(distributed_type=DistributedType.FSDP)
     with pytest.raises(InputError, match="distributes by FSDP"):
         use_plan(sharding, plan_for(net(), 1))
+
+
+def test_a_model_that_is_in_ddp_already_is_not_left_there_in_silence(monkeypatch):
+    from accelerate import Accelerator, DistributedType
+
+    from comm_plan.integrations.accelerate import use_plan
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model, **options):
+            super().__init__()
+            self.module = model
+
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Wrapper)
+    accelerator = Accelerator(cpu=True)
+    accelerator.state.distributed_type = DistributedType.MULTI_CPU
+    accelerator.prepare(net())
+    with pytest.raises(InputError, match=r"before accelerator\.prepare"):
+        use_plan(accelerator, plan_for(net(), 1))
+
+
+def test_a_model_that_is_only_evaluated_may_be_prepared_before():
+    from accelerate import Accelerator
+
+    from comm_plan.integrations.accelerate import use_plan
+
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare_model(net(), evaluation_mode=True)
+    engines = use_plan(accelerator, plan_for(net(), 1))
+    accelerator.prepare(net())
+    assert len(engines) == 1
