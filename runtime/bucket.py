@@ -313,9 +313,16 @@ class BucketExchange:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def spoil_means(self, *, missing_too: bool) -> None:
-        """Fill every ``.grad`` with NaN; ``missing_too``: also make those of none."""
+    def spoil_means(self, unused: Collection[int], *, missing_too: bool) -> None:
+        """Fill every ``.grad`` with NaN.
+
+        Args:
+            unused: parameters that keep theirs.
+            missing_too: also make those of none.
+        """
         for index, parameter in enumerate(self.parameters):
+            if index in unused:
+                continue
             if parameter.grad is not None:
                 _values(parameter.grad).fill_(torch.nan)
             elif missing_too:

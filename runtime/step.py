@@ -322,6 +322,7 @@ class Step:
         finite = self._means_are_finite()
         flags = self._highest_flags()
         if self._setup.find_unused_parameters:
+            self._find_unused(flags[1:])
             self._write_used_elsewhere(flags[1:])
         for bucket in self._setup.buckets:
             bucket.hand_out_all()
@@ -365,6 +366,8 @@ class Step:
         self._given_up = True
         self._launch_rest()
         flags = self._highest_flags()
+        if self._setup.find_unused_parameters:
+            self._find_unused(flags[1:])
         return self._refusal(flags[0]) or _failed(self._setup.channel.rank)
 
     def wait(self) -> None:
@@ -402,15 +405,26 @@ class Step:
         skip = refusal.backward_failed or self._setup.on_nonfinite == "skip"
         if self._setup.scaled:
             skip = late
-        for bucket in self._setup.buckets:
+        for bucket, unused in zip(self._setup.buckets, self._unspoilt(), strict=True):
             bucket.compressor.undo()
             if skip:
                 bucket.drop_means()
             else:
-                bucket.spoil_means(missing_too=self._setup.scaled)
+                bucket.spoil_means(unused, missing_too=self._setup.scaled)
         names = self._guard.names
         where = f"; this rank in {', '.join(names[:3])}" if names else ""
         return f"{refusal.culprit}{where}"
+
+    def _unspoilt(self) -> list[list[int]]:
+        """Return which parameters of each bucket a refusal leaves alone.
+
+        Another optimizer may have those that no rank used, and a loop clear gradients
+        after their step: NaN would wait there, and refuse the step after this one. If
+        no rank came to use any, all of them tell the scaler.
+        """
+        if sum(map(len, self._unused)) < sum(map(len, self._used)):
+            return self._unused
+        return [[] for _ in self._unused]
 
     def _launch_rest(self) -> None:
         """Launch what is left, and share the flags."""
@@ -480,13 +494,18 @@ class Step:
         highest = self._launched[-1].wait()
         return [0] if highest is None else highest.tolist()
 
-    def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
-        """Write what only other ranks used; find out what none used."""
+    def _find_unused(self, used_by_any: list[int]) -> None:
+        """Note what no rank used."""
         parameters = zip(self._parameters(), used_by_any, strict=True)
-        for (_, number, index, used), by_any in parameters:
+        for (_, number, index, _), by_any in parameters:
             if not by_any:
                 self._unused[number].append(index)
-            elif not used:
+
+    def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
+        """Write what only other ranks used."""
+        parameters = zip(self._parameters(), used_by_any, strict=True)
+        for (_, number, index, used), by_any in parameters:
+            if by_any and not used:
                 bucket = self._setup.buckets[number]
                 bucket.make_room(index)
                 bucket.write(index)

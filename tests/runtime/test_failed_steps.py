@@ -177,6 +177,52 @@ def test_after_a_refused_step_a_rank_may_use_no_parameter(with_scaler):
     assert equal_on_all(run_ranks(2, rank))
 
 
+class Networks(nn.Module):
+    """Two in one model, each with an optimizer of its own, as a GAN may be."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(2))
+
+    def forward(self, x, which):
+        return self.parts[which](x)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["inf", "failed backward"])
+def test_a_refused_step_leaves_gradients_of_other_optimizers_alone(fails):
+    """NaN in there would refuse their step, and that the next one, without end."""
+
+    def rank(transport):
+        model = Networks()
+        optimizers = [torch.optim.SGD(p.parameters(), lr=0.1) for p in model.parts]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with parallelize(
+            model,
+            plan_for(model, 2, TopK(density=0.5), "allgather"),
+            transport=transport,
+            find_unused_parameters=True,
+            grad_scaler=scaler,
+        ) as engine:
+            for step in range(6):
+                which = step % 2
+                loss = model(inputs(step), which).sum()
+                is_bad = step == transport.rank == 1
+                if is_bad and fails:
+                    with pytest.raises(MemoryError):
+                        Failing.apply(loss).backward()
+                    engine.skip_step()
+                else:
+                    loss = loss * torch.inf if is_bad else loss
+                    scaler.scale(loss).backward()
+                scaler.step(optimizers[which])
+                scaler.update()
+                optimizers[which].zero_grad()  # only now, and its own only
+            transport.barrier()  # the hooks on optimizers are those of all threads
+            return engine.skipped_steps, scaler.get_scale()
+
+    assert run_ranks(2, rank) == [(1, 4.0), (1, 4.0)]
+
+
 def test_a_step_that_is_over_is_not_skipped():
     """The optimizer failed: to give up the next step would leave this rank behind."""
     model = Norm()
