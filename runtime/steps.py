@@ -204,7 +204,7 @@ class Steps(Listener):
         """Return whether the next backward is a step; DDP's switch is heeded too."""
         if self.rounds is not None:
             return False
-        wanted: bool = vars(self._model).get("require_backward_grad_sync", True)
+        wanted: bool = getattr(self._model, "require_backward_grad_sync", True)
         return self.listening and wanted
 
     def on_any_forward(self) -> None:

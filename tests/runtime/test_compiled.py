@@ -241,3 +241,13 @@ def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook():
     files = {str(metrics.co_filename) for metrics in get_compilation_metrics()}
     assert files
     assert not [name for name in files if "/runtime/" in name and "tests" not in name]
+
+
+def test_what_a_framework_sets_on_a_compiled_model_is_heeded():
+    model = torch.compile(net(), backend="eager")
+    plan = plan_for(model, 1)
+    with comm_plan.parallelize(model, plan, transport=LocalTransport()) as engine:
+        for synced in (False, True):
+            model.require_backward_grad_sync = synced
+            model(torch.ones(2, FEATURES)).sum().backward()
+            assert engine.step == int(synced)
