@@ -66,7 +66,7 @@ def benchmark_network(
 
         measuring = {"collectives", "max_nbytes", "budget_s", *fields_of(Ranks)}
         refuse_given(context, measuring - {"backend"}, "it is not for --import")
-
+        check_writable(output, unlike=imported)
         measured = load(
             imported, world_size=world_size, backend=arguments.value(ranks.backend)
         )

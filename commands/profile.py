@@ -25,6 +25,7 @@ from comm_plan.commands.workload import load_workload
 from comm_plan.errors import InputError, one_line
 from comm_plan.plans.problems import LONGEST_VALUE
 from comm_plan.transports.ranks import place
+from comm_plan.workloads.registry import REPLAY
 
 if TYPE_CHECKING:
     from comm_plan.plans import Profile
@@ -74,6 +75,10 @@ def profile(
         raise InputError("give one of WORKLOAD, --from-model and --from-csv")
     if (from_model is None) != (flops_per_s is None):
         raise InputError("--from-model and --flops-per-s go together")
+    from comm_plan.plans import check_writable
+
+    source = from_csv or (workload or from_model or "").removeprefix(REPLAY)
+    check_writable(output, unlike=[source])
     if workload is None:
         unmeasured = {
             "iterations",
@@ -90,10 +95,8 @@ def profile(
         return
     kinds = arguments.kinds_of(compressors)
     launching.start_ranks(context, ranks)
-    from comm_plan.plans import check_writable
     from comm_plan.profiler import measure
 
-    check_writable(output)
     model = load_workload(workload, changes, optimizer)
     with (
         launching.connected(ranks) as transport,

@@ -120,7 +120,10 @@ def test_the_version_is_told_whatever_follows(command, words):
         (f"train gan --plan p.json --batch-size {'9' * 400}", "--batch-size"),
         ("train gan --plan plan.json --seed -1", "--seed"),
         ("tune gan --seed -1", "--seed"),
-        ("profile replay:profile.json --emulate-link 1gbit", "one rank sends nothing"),
+        (
+            "profile replay:profile.json -o p.json --emulate-link 1gbit",
+            "one rank sends nothing",
+        ),
         ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
         ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
@@ -208,6 +211,9 @@ def test_names_are_printed_as_they_are(here, command):
         (("train", "digits", "--plan", "plan.json", "-o", "plan.json"), "plan"),
         (("report", "plan.json", "profile.json", "-o", "plan.json"), "plan"),
         (("report", ".", "-o", "profile.json"), "profile"),
+        (("profile", "replay:profile.json"), "profile"),
+        (("profile", "--from-csv", "plan.json", "-o", "plan.json"), "plan"),
+        (("benchmark-network", "--import", "plan.json", "-o", "plan.json"), "plan"),
     ],
 )
 def test_what_is_read_is_not_overwritten(here, command, words, file):
@@ -304,7 +310,7 @@ def test_compressors_to_cost_are_called_as_methods(command, monkeypatch, here):
 
     monkeypatch.setattr("comm_plan.profiler.measure", stop)
     names = "doublesqueeze,topk,gtopk,model-topk,powersgd,topk"
-    command.refused("profile", REPLAYED, "--compressors", names)
+    command.refused("profile", REPLAYED, "-o", "p.json", "--compressors", names)
     assert given == [("dense", "double_squeeze", "topk", "model_topk", "powersgd")]
 
 

@@ -43,6 +43,9 @@ WORKLOADS = {
 }
 """Module and function of each built-in workload; loaded on first use."""
 
+REPLAY = "replay:"
+"""What comes before the file of a profile that is to be replayed."""
+
 _OTHER_FORMS = "package.module:function, path/file.py:function or replay:profile.json"
 
 
@@ -82,10 +85,10 @@ def _find(name: str) -> Callable[..., Any]:
         builtin = importlib.import_module(f"{__package__}.{module}")
         return _function(name, builtin, function)
     place, colon, function = name.rpartition(":")
-    if name.startswith("replay:"):
+    if name.startswith(REPLAY):
         from comm_plan.workloads.replay import replay
 
-        return partial(replay, name.removeprefix("replay:"))
+        return partial(replay, name.removeprefix(REPLAY))
     if not colon:
         raise WorkloadError(_unknown(name))
     importer = _import_file if place.endswith(".py") else _import_module
