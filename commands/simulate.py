@@ -17,12 +17,20 @@ from comm_plan.commands.options import (
     MaxRatio,
     NetworkArgument,
     ProfileArgument,
+    refuse_given,
 )
 from comm_plan.errors import InputError
-from comm_plan.planner.solvers import BASELINES, MAX_RATIO, MERGED, TOLERANCE
+from comm_plan.planner.solvers import (
+    BASELINES,
+    MAX_RATIO,
+    MERGED,
+    SOLVERS,
+    TOLERANCE,
+)
 
 
 def simulate(
+    context: typer.Context,
     profile: ProfileArgument,
     network: NetworkArgument,
     world_sizes: Annotated[
@@ -52,6 +60,9 @@ def simulate(
     names = arguments.solvers(solvers)
     if not names:
         raise InputError(f"--solvers {solvers!r}: give names, comma-separated, or all")
+    if not any(SOLVERS[name].chooses_compression for name in names if name in SOLVERS):
+        why = "it is for solvers that choose ratios: lags, slgs, auto (--solvers)"
+        refuse_given(context, {"max_ratio"}, why)
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,

@@ -20,6 +20,7 @@ from comm_plan.commands.options import (
     WorkloadOptions,
     from_documents,
     grouped,
+    refuse_given,
 )
 from comm_plan.commands.output import finish
 from comm_plan.commands.planned import (
@@ -113,6 +114,8 @@ def train(
         raise InputError(f"{needs} needs --checkpoint FOLDER to go on from")
     if checkpoint_every and checkpoint is None:
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
+    if diagnostics is None:
+        refuse_given(context, {"diagnostics_every"}, "it is for --diagnostics")
     check_writable(output, unlike=[plan, *(adapt or ()), *(elastic or ())])
     moments = arguments.micro_batches(second_moments)
     learning_rate = arguments.learning_rate(training)

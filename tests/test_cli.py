@@ -134,6 +134,7 @@ def test_the_version_is_told_whatever_follows(command, words):
             "--outer-momentum: momentum = 1.0: ",
         ),
         ("simulate profile.json network.json --solvers ,", "--solvers ',': give names"),
+        ("simulate profile.json network.json --max-ratio 9", "that choose ratios"),
         ("benchmark-network --world-size 4", "--world-size: it is for --import"),
         ("benchmark-network --import a.txt --budget 9", "it is not for --import"),
         ("profile --from-csv a.csv --local-ranks 2", "profiles that are measured"),
@@ -147,6 +148,10 @@ def test_the_version_is_told_whatever_follows(command, words):
         (
             "train gan --plan plan.json --checkpoint-every 3",
             "--checkpoint-every needs --checkpoint FOLDER",
+        ),
+        (
+            "train gan --plan plan.json --diagnostics-every 3",
+            "--diagnostics-every: it is for --diagnostics",
         ),
     ],
 )
