@@ -322,8 +322,7 @@ class Step:
         finite = self._means_are_finite()
         flags = self._highest_flags()
         if self._setup.find_unused_parameters:
-            self._find_unused(flags[1:])
-            self._write_used_elsewhere(flags[1:])
+            self._compare_use(flags[1:], write=True)
         for bucket in self._setup.buckets:
             bucket.hand_out_all()
         refusal = self._refusal(flags[0])
@@ -367,7 +366,7 @@ class Step:
         self._launch_rest()
         flags = self._highest_flags()
         if self._setup.find_unused_parameters:
-            self._find_unused(flags[1:])
+            self._compare_use(flags[1:], write=False)
         return self._refusal(flags[0]) or _failed(self._setup.channel.rank)
 
     def wait(self) -> None:
@@ -494,18 +493,13 @@ class Step:
         highest = self._launched[-1].wait()
         return [0] if highest is None else highest.tolist()
 
-    def _find_unused(self, used_by_any: list[int]) -> None:
-        """Note what no rank used."""
-        parameters = zip(self._parameters(), used_by_any, strict=True)
-        for (_, number, index, _), by_any in parameters:
-            if not by_any:
-                self._unused[number].append(index)
-
-    def _write_used_elsewhere(self, used_by_any: list[int]) -> None:
-        """Write what only other ranks used."""
+    def _compare_use(self, used_by_any: list[int], *, write: bool) -> None:
+        """Note what no rank used; ``write`` the means of what only others used."""
         parameters = zip(self._parameters(), used_by_any, strict=True)
         for (_, number, index, used), by_any in parameters:
-            if by_any and not used:
+            if not by_any:
+                self._unused[number].append(index)
+            elif write and not used:
                 bucket = self._setup.buckets[number]
                 bucket.make_room(index)
                 bucket.write(index)
