@@ -1,6 +1,8 @@
 """Residual norms and the delta of LAGS against their definitions."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -239,11 +241,21 @@ def test_what_cannot_be_written_is_said_before_the_training(tmp_path, monkeypatc
         writer(tmp_path / "board", 1)
 
 
-# TensorBoard's own thread fails too.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("name", ["d.jsonl", "board"])
-def test_a_disk_that_fills_ends_the_training_in_a_line(tmp_path, small_disk, name):
-    if name == "board":
-        pytest.importorskip("tensorboard")
-    with pytest.raises(OutputError, match=f"{name}: cannot be written: File too large"):
-        lines_of(tmp_path / name, TopK(density=0.1), every=1, steps=50)
+def test_a_disk_that_fills_ends_the_training_in_a_line(tmp_path, small_disk):
+    with pytest.raises(OutputError, match=r"d\.jsonl: cannot be written: File too lar"):
+        lines_of(tmp_path / "d.jsonl", TopK(density=0.1), steps=50)
+
+
+def test_tensorboard_on_a_disk_that_fills_ends_it_likewise(tmp_path, monkeypatch):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+
+    class Full:
+        def __init__(self, path):
+            pass
+
+        def add_scalar(self, *figure):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tensorboard, "SummaryWriter", Full)
+    with pytest.raises(OutputError, match="board: cannot be written: No space left"):
+        lines_of(tmp_path / "board", TopK(density=0.1))
