@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DDPCommunicationHookType
 from torch import nn
 from typing_extensions import Unpack
 
@@ -51,7 +52,8 @@ def use_plan(
     Raises:
         DocumentError: a plan cannot be read.
         InputError: no plan was given, or one has local steps, or the accelerator shards
-            the model (FSDP, DeepSpeed, Megatron), or has one in DDP already.
+            the model (FSDP, DeepSpeed, Megatron), has one in DDP already, or was given
+            a hook for DDP's communication.
     """
     if not plans:
         raise InputError("no plan is given: name one for each model")
@@ -65,6 +67,13 @@ def use_plan(
         raise InputError(
             "Accelerate has prepared a model already, in DDP, which averages its "
             "gradients: call use_plan before accelerator.prepare"
+        )
+    handler = accelerator.ddp_handler
+    if handler is not None and handler.comm_hook != DDPCommunicationHookType.NO:
+        raise InputError(
+            f"DistributedDataParallelKwargs asks for DDP's {handler.comm_hook.value} "
+            "hook, and a plan takes the place of DDP: leave comm_hook out, and solve "
+            "with --compressor"
         )
     loaded = [as_plan(plan) for plan in plans]
     for plan in loaded:

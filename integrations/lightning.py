@@ -43,6 +43,9 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
 
     Attributes:
         engine: executes the plan; None while nothing is fitted.
+
+    Raises:
+        InputError: a hook for DDP's communication is given.
     """
 
     strategy_name = KEY
@@ -50,6 +53,11 @@ class PlanStrategy(DDPStrategy):  # type: ignore[misc]
     def __init__(self, plan: Plan | str, **options: Any) -> None:
         own = EngineOptions.__annotations__.keys()
         super().__init__(**{k: v for k, v in options.items() if k not in own})
+        if self._ddp_comm_hook is not None:
+            raise InputError(
+                "ddp_comm_hook is for DDP, whose place the plan takes: leave it out, "
+                "and solve with --compressor"
+            )
         self.engine: Engine | None = None
         self._plan = plan
         self._options = {k: v for k, v in options.items() if k in own}

@@ -269,7 +269,7 @@ def taken_over(
     if optimizer is None:
         raise InputError(
             "the plan corrects momentum, so the engine has to take over that of the "
-            "optimizer: call parallelize(model, plan, optimizer=optimizer)"
+            "optimizer: pass optimizer=optimizer"
         )
     if not updates(optimizer, parameters):
         raise InputError(

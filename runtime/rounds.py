@@ -180,8 +180,7 @@ def rounds_of(
     if optimizer is None:
         raise InputError(
             f"by this plan the ranks train alone for {asked.every} steps, so the "
-            "engine has to count those of the optimizer: call parallelize(model, plan, "
-            "optimizer=optimizer)"
+            "engine has to count those of the optimizer: pass optimizer=optimizer"
         )
     if scaler is not None and scaler.is_enabled():
         raise InputError(

@@ -156,3 +156,10 @@ def test_a_model_that_is_only_evaluated_may_be_prepared_before():
     engines = use_plan(accelerator, plan_for(net(), 1))
     accelerator.prepare(net())
     assert len(engines) == 1
+
+
+def test_a_hook_for_ddp_is_not_ignored_in_silence(prepared):
+    from accelerate.utils import DDPCommunicationHookType
+
+    with pytest.raises(InputError, match="asks for DDP's fp16 hook, and a plan takes"):
+        prepared({"comm_hook": DDPCommunicationHookType.FP16})

@@ -133,3 +133,13 @@ def test_residuals_follow_the_scale_of_the_loss(strategy):
     strategy.precision_plugin.scaler.update(8 * SCALE)
     strategy.model(INPUT)
     torch.testing.assert_close(residual(strategy), 8 * left)
+
+
+def test_a_hook_for_ddp_is_not_ignored_in_silence():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    from comm_plan.integrations.lightning import PlanStrategy
+
+    hook = default_hooks.fp16_compress_hook
+    with pytest.raises(InputError, match="ddp_comm_hook is for DDP, whose place"):
+        PlanStrategy("plan.json", ddp_comm_hook=hook)

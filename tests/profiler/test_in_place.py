@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from comm_plan.plans.compression import KINDS, spec_class
-from comm_plan.profiler import compression, compression_costs, measure
+from comm_plan.profiler import compression, compression_costs, measure, turns
 from comm_plan.profiler import in_place as module
 from comm_plan.profiler.in_place import in_place
 from comm_plan.profiler.timings import Trial
@@ -31,8 +31,17 @@ def with_costs(profile, kinds):
     return profile.model_copy(update={"compression": costs})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_measurements():
+    """What is measured here has to be there, not to be exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "REPETITIONS", (1, 1))
+        patch.setattr(turns, "TURNS", (2, 2))
+        yield
+
+
 @pytest.fixture(scope="module")
-def digits():
+def digits(_few_measurements):
     workload = load("digits")
     profile = measure(workload, iterations=20)
     return workload, with_costs(profile, ["dense", "topk"])
@@ -145,7 +154,6 @@ def test_sizes_and_densities_stay_and_methods_that_depend_on_data_are_left(
 ):
     workload, profile = digits
     monkeypatch.setattr(module, "BLOCK_S", 0.0)
-    monkeypatch.setattr(compression, "REPETITIONS", (1, 1))
     alone = with_costs(profile, KINDS)
     costs = in_place(workload, alone, LocalTransport())
     assert list(costs) == list(KINDS)
