@@ -95,7 +95,7 @@ class DeviceCost:
             np.array(densities),
             tuple(_curve({c.numel: compress_s(c) for c in g}) for g in groups),
             tuple(_curve({c.numel: codec_s(c) for c in g}) for g in groups),
-            np.array([g[0].bucket_s(coded.encoded) for g in groups]),
+            _rising(np.array([g[0].bucket_s(coded.encoded) for g in groups])),
         )
 
     def seconds(
@@ -122,9 +122,7 @@ class DeviceCost:
             mixed = (1 - share) * table[low, rows] + share * table[high, rows]
             return np.asarray(mixed, dtype=np.float64)
 
-        bucket_s = np.interp(
-            position.mean(), np.arange(len(self.bucket)), _rising(self.bucket)
-        )
+        bucket_s = np.interp(position.mean(), np.arange(len(self.bucket)), self.bucket)
         return between(self.compress), between(self.codec), float(bucket_s)
 
 

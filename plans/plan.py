@@ -45,8 +45,13 @@ class Bucket(Value):
                 f"compressor {self.compressor.kind} cannot use collective "
                 f"{self.collective!r}: use {' or '.join(allowed)}"
             )
-        self.compressor.densities(len(self.tensors))  # refuses another number
+        _ = self.densities  # refuses another number
         return self
+
+    @property
+    def densities(self) -> tuple[float, ...]:
+        """The share of each tensor that is sent, but in a warm-up of densities."""
+        return self.compressor.densities(len(self.tensors))
 
 
 class PlannedModel(Value):

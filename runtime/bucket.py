@@ -73,11 +73,6 @@ class BucketExchange:
         """Size of the bucket's gradients."""
         return sum(p.numel() * p.element_size() for p in self.parameters)
 
-    @property
-    def planned_densities(self) -> tuple[float, ...]:
-        """The share of each tensor that is sent, but in a warm-up of densities."""
-        return self.planned.compressor.densities(len(self.parameters))
-
     def begin(self, step: int, density_floor: float) -> None:
         """Tell the compressor which step it is in."""
         self.compressor.step = step

@@ -47,9 +47,5 @@ def densities_of(warmup: DensityWarmup, plan: Plan) -> Sequence[float]:
     """
     if not isinstance(warmup, int):
         return warmup
-    lowest = min(
-        density
-        for bucket in plan.buckets
-        for density in bucket.compressor.densities(len(bucket.tensors))
-    )
+    lowest = min(min(bucket.densities) for bucket in plan.buckets)
     return tuple(lowest ** ((e + 1) / (warmup + 1)) for e in range(warmup))

@@ -26,7 +26,6 @@ import torch
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import check_writable, selected
-from comm_plan.plans.compression import Spec
 from comm_plan.plans.files import make_folder, read_text, write_atomically
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
@@ -47,9 +46,8 @@ def measure(engine: Engine) -> dict[str, float]:
         residuals = bucket.compressor.state.get(RESIDUAL)
         if residuals is None:
             continue
-        densities = None
-        if bucket.sent_nbytes:
-            densities = _densities(bucket.planned.compressor, len(residuals))
+        has_delta = bucket.planned.compressor.selects_by_tensor and bucket.sent_nbytes
+        densities = bucket.planned.densities if has_delta else None
         for index, slot in enumerate(bucket.compressor.slots):
             total = residuals[index].clone()
             engine.transport.all_reduce(total)
@@ -109,11 +107,6 @@ def _check(path: Path) -> None:
     else:
         make_folder(path)
         check_writable(path / "events")
-
-
-def _densities(spec: Spec, tensors: int) -> tuple[float, ...] | None:
-    """Return the share of each tensor that every step sends, if there is one."""
-    return spec.densities(tensors) if spec.selects_by_tensor else None
 
 
 def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:

@@ -156,7 +156,8 @@ class Adaptation:
     def _warms_up(self) -> bool:
         """Return whether sparse methods send more than the plan says: by a warm-up."""
         return any(
-            bucket.compressor.density_floor > min(bucket.planned_densities)
+            (floor := bucket.compressor.density_floor)
+            and floor > min(bucket.planned.densities)
             for bucket in self._engine.buckets
         )
 
@@ -313,8 +314,8 @@ def _sent(plan: Plan, profile: Profile) -> float:
         spec, numels = bucket.compressor, [numel[name] for name in bucket.tensors]
         if not spec.selects_by_tensor:
             return sum(numels) / spec.ratio
-        densities = spec.densities(len(numels))
-        return sum(n * density for n, density in zip(numels, densities, strict=True))
+        each = zip(numels, bucket.densities, strict=True)
+        return sum(n * density for n, density in each)
 
     return sum(map(sent, plan.buckets))
 

@@ -70,7 +70,7 @@ def _densities(plan: Plan) -> dict[str, float]:
         for bucket in plan.buckets
         for name, density in zip(
             bucket.tensors,
-            bucket.compressor.densities(len(bucket.tensors)),
+            bucket.densities,
             strict=True,
         )
     }
