@@ -17,7 +17,6 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from comm_plan.arrays import FloatArray
 from comm_plan.errors import InputError, one_line
@@ -28,6 +27,7 @@ from comm_plan.profiler.describe import describe_model, tensor_timing
 from comm_plan.profiler.environment import describe_device, environment
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import Timings
+from comm_plan.runtime.refusals import check_dense
 from comm_plan.runtime.second_moments.choice import common
 
 LAUNCH_BOUND = 0.95
@@ -47,16 +47,7 @@ def check_parameters(name: str, parameters: dict[str, nn.Parameter]) -> None:
     if not parameters:
         raise InputError(f"model {name} has no trainable parameters: nothing to plan")
     for key, parameter in parameters.items():
-        if isinstance(parameter, UninitializedParameter):
-            raise InputError(
-                f"parameter {key} of model {name} has no shape yet, as of a lazy "
-                "module: call the model once before"
-            )
-        if parameter.layout is not torch.strided:
-            raise InputError(
-                f"parameter {key} of model {name} is {parameter.layout}: only dense "
-                "ones can be planned"
-            )
+        check_dense(f"parameter {key} of model {name}", parameter, "make it dense")
         if dtype_name(parameter) not in DTYPE_NBYTES:
             raise InputError(
                 f"parameter {key} of model {name} is {dtype_name(parameter)}: only "

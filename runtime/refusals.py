@@ -53,7 +53,7 @@ def check_options(model: nn.Module, on_nonfinite: str, seed: int) -> None:
 
 
 def check_dense(what: str, tensor: torch.Tensor, remedy: str) -> None:
-    """Check that ``tensor`` can be brought to rank 0's.
+    """Check that ranks can exchange ``tensor``.
 
     Raises:
         InputError: it has no shape yet, or is sparse.
@@ -64,7 +64,7 @@ def check_dense(what: str, tensor: torch.Tensor, remedy: str) -> None:
         )
     if tensor.layout is not torch.strided:
         raise InputError(
-            f"{what} is {tensor.layout}, which cannot be brought to rank 0's: {remedy}"
+            f"{what} is {tensor.layout}; ranks exchange only dense tensors: {remedy}"
         )
 
 

@@ -778,8 +778,8 @@ def test_a_sharded_model_is_refused_by_name(one_rank_group):
         (
             "own",
             torch.eye(3).to_sparse(),
-            "buffer own is torch.sparse_coo, which cannot be brought to rank 0's: make "
-            "it dense, or pass broadcast_buffers=False",
+            "buffer own is torch.sparse_coo; ranks exchange only dense tensors: "
+            "make it dense, or pass broadcast_buffers=False",
         ),
         (
             "bias",
@@ -789,8 +789,8 @@ def test_a_sharded_model_is_refused_by_name(one_rank_group):
         (
             "bias",
             nn.Parameter(torch.eye(3).to_sparse()),
-            "parameter bias is torch.sparse_coo, which cannot be brought to rank 0's: "
-            "make it dense",
+            "parameter bias is torch.sparse_coo; ranks exchange only dense "
+            "tensors: make it dense",
         ),
     ],
 )
