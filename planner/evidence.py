@@ -152,8 +152,8 @@ def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) ->
     """Return in a sentence what is known of ``method`` at ``ratio``.
 
     The gentlest trainings that left out as much, without remedies where there are any;
-    where gentler ones lost accuracy, those too. Where none left out as much, those that
-    left out the most. Without remedies the optimizer applied
+    where they were within noise but gentler ones were not, those too. Where none left
+    out as much, those that left out the most. Without remedies the optimizer applied
     the momentum: a plan with ``momentum_correction`` says so.
     """
     known = _known(method)
@@ -161,8 +161,10 @@ def rests_on(method: str, ratio: float, *, momentum_correction: bool = False) ->
     if covering:
         nearest = min(covering, key=lambda found: bool(found.remedies))
         told = [f"{method} up to {_verdict(nearest)}"]
-        lost = [e for e in known if not e.within_noise and e.ratio < nearest.ratio]
-        told += [f"at {_verdict(found)}" for found in lost if not found.remedies]
+        if nearest.within_noise:
+            lost = [e for e in known if not (e.within_noise or e.remedies)]
+            gentler = [found for found in lost if found.ratio < nearest.ratio]
+            told += [f"at {_verdict(found)}" for found in gentler]
         corrected = momentum_correction and not nearest.remedies
         other = ". Momentum was not corrected there, as it is here" * corrected
         return "; but ".join(told) + other

@@ -45,6 +45,7 @@ def known(monkeypatch):
         Evidence(method="qsgd", ratio=4, tasks=both(True, True)),
         Evidence(method="qsgd", ratio=16, tasks=both(True, True)),
         Evidence(method="qsgd", ratio=8, tasks=both(True, False)),
+        Evidence(method="qsgd", ratio=32, tasks=both(False, False)),
     )
     monkeypatch.setattr(evidence, "measured", lambda: found)
     return found
@@ -69,6 +70,7 @@ def test_what_lost_at_a_gentler_ratio_is_not_trusted_above_it(known):
     assert rests_on("qsgd", 10.0).startswith("qsgd up to 16x: ")
     assert "; within noise; but at 8x: " in rests_on("qsgd", 10.0)
     assert rests_on("qsgd", 10.0).endswith("; beyond noise on char-lm")
+    assert "but at" not in rests_on("qsgd", 20.0)
     assert rests_on("qsgd", 6.0).startswith("qsgd up to 8x: ")
     assert rests_on("qsgd", 3.0).endswith("; within noise")
 
