@@ -122,8 +122,8 @@ def _quality(
     """Yield the last value of the metric of ``first``, and the time to ``target``."""
     last = [e.value for e in record.evaluations if e.metric == first.metric]
     yield f"{last[-1]:.4g}" if last else "-"
-    if target is not None and len(record.iterations_s) < record.steps:
-        yield "-"  # of a resumed run, or one without times
+    if target is not None and (not last or len(record.iterations_s) < record.steps):
+        yield "-"  # of a run that was not evaluated, was resumed, or has no times
     elif target is not None:
         falls = has_to_fall(first.metric, first.value, target)
         after_s = seconds_to(record, first.metric, target, falls=falls)

@@ -42,6 +42,13 @@ def test_the_time_to_what_a_resumed_run_reached_is_not_known():
     assert list(table.columns[-1].cells) == ["200 ms", "-"]
 
 
+def test_a_run_that_was_not_evaluated_did_not_miss_the_target():
+    short, blind = run(accuracies=[(2, 0.5)]), run(accuracies=())
+    runs = [("whole", run()), ("short", short), ("blind", blind)]
+    table = comparison(runs, target=0.9)
+    assert list(table.columns[-1].cells) == ["200 ms", "never", "-"]
+
+
 @pytest.mark.parametrize(
     ("metric", "first", "falls"),
     [
