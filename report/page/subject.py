@@ -90,8 +90,8 @@ def _winner(given: Given) -> Subject | None:
 def fastest_run(given: Given) -> Subject | None:
     """Return the fastest of the runs under the conditions that most of them share.
 
-    It is held against a run under the same conditions, by stock DDP or a plan of its
-    buckets, else against a prediction.
+    It is held against the fastest run under the same conditions by stock DDP, or else
+    by a plan of its buckets, or else against a prediction.
     """
     timed = [run for run in given.runs if run.record.iteration.count]
     if not timed:
@@ -101,17 +101,16 @@ def fastest_run(given: Given) -> Subject | None:
         timed, key=lambda run: (-sharing[run.record.conditions], _median_s(run))
     )
     alike = [run for run in timed if run.record.conditions == fastest.record.conditions]
-    today = [
-        run
-        for solver in (STOCK_DDP, TODAY)
-        for run in alike
-        if run.record.solver == solver
-    ]
+    today = min(
+        (run for run in alike if run.record.solver in (STOCK_DDP, TODAY)),
+        key=lambda run: (run.record.solver != STOCK_DDP, _median_s(run)),
+        default=None,
+    )
     predicted_s = fastest.record.predicted_iteration_s
     others = [(r.name, _median_s(r)) for r in alike if r is not fastest]
     baseline, baseline_s = "", None
-    if today:
-        baseline, baseline_s = today[0].name, _median_s(today[0])
+    if today is not None:
+        baseline, baseline_s = today.name, _median_s(today)
     elif fastest.plan:
         baseline, baseline_s = _predicted_baseline(fastest.plan)
     return Subject(
@@ -120,10 +119,10 @@ def fastest_run(given: Given) -> Subject | None:
         _median_s(fastest),
         baseline,
         baseline_s,
-        bool(today),
+        today is not None,
         fastest.plan,
         fastest,
-        today[0] if today else None,
+        today,
         _fastest(others),
     )
 

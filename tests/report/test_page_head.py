@@ -83,6 +83,15 @@ def test_runs_are_held_against_ddp_itself_rather_than_a_plan_of_its_buckets():
     assert "no plan is faster than ddp" in said(*runs[:2], ddp(0.04))
 
 
+@pytest.mark.parametrize("first", [0.09, 0.06])
+def test_of_several_runs_by_ddp_the_fastest_is_the_baseline(first):
+    runs = ddp(first), ddp(0.15 - first)
+    assert "25.0 % less time than ddp" in said(build.run(OPTIMAL, [0.045] * 3), *runs)
+    text = said(*runs)
+    assert text.startswith("nothing is gained: no plan is faster than ddp")
+    assert "takes 1.50x that" in text
+
+
 @pytest.mark.parametrize("optimal_s", [0.0597, 0.06, 0.0605])
 def test_a_gain_within_a_percent_is_none(optimal_s):
     runs = build.run(OPTIMAL, [optimal_s] * 3), build.run(THRESHOLD, [0.06] * 3)
