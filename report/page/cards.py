@@ -69,7 +69,7 @@ def _quality(record: RunRecord) -> Iterator[Card]:
     last = {evaluation.metric: evaluation for evaluation in record.evaluations}
     for metric, evaluation in last.items():
         value = f"{evaluation.value:.4g}"
-        if metric == "accuracy":
+        if metric == "accuracy" and evaluation.value <= 1:  # else it is in percent
             value = units.percent(evaluation.value)
         yield Card(metric, value, f"held out, after step {evaluation.step}")
     if not last and record.final_loss is not None:

@@ -259,6 +259,11 @@ def test_cards_tell_traffic_and_accuracy():
     assert figures(run)["accuracy"] == ("90.0 %", "held out, after step 3")
 
 
+def test_an_accuracy_that_was_recorded_in_percent_is_not_multiplied():
+    run = build.run(OPTIMAL, accuracies=[(1, 50.0), (3, 98.5)])
+    assert figures(run)["accuracy"] == ("98.5", "held out, after step 3")
+
+
 def test_one_rank_sends_nothing():
     plan = OPTIMAL.model_copy(update={"world_size": 1})
     assert figures(PROFILE, plan)["sent per step and rank"] == (
