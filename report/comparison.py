@@ -77,12 +77,12 @@ def comparison(
         title=how,
         caption=f"speed: over {first}; sent: by a rank in a step{_drift(records)}",
     )
-    table.add_column("run", no_wrap=True)
+    table.add_column("run", overflow="fold")
     names = ["predicted", "measured", "off", "speed", "sent"]
     names += [metric] if metric else []
     names += [f"{target:g} after"] if metric and target is not None else []
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     for name, record in records:
         cells = [*_times(record, base), *_sent(record)]
         if evaluated is not None:

@@ -76,8 +76,8 @@ def test_the_time_to_a_metric_that_falls_is_shown():
     assert ddp[-3:] == ["0.5", "300", "ms"]
 
 
-def printed(table):
-    console = Console(width=100, record=True)
+def printed(table, width=100):
+    console = Console(width=width, record=True)
     console.print(table)
     return console.export_text()
 
@@ -91,6 +91,14 @@ def test_every_run_is_held_against_the_first():
         "mine", "40.0", "ms", "50.0", "ms", "-20.0%", "2.00x", "1.00", "kB", "0.95",
         "200", "ms",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_figure_is_cut_where_names_are_long_or_the_terminal_is_narrow(width):
+    name = "resnet50-warmup-of-5-epochs-seed-1"
+    text = printed(comparison([(name, run(sent=[(4000, 1000)]))], target=0.9), width)
+    assert "…" not in text
+    assert "200" in text
 
 
 @pytest.mark.parametrize(
