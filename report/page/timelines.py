@@ -26,6 +26,9 @@ MAX_TICKS = 8
 NUMBERED = 0.03
 """Shorter spans, as a share of the width, carry no number."""
 
+EDGED = 0.003
+"""Narrower spans, as shares of the whole, have no edges, which would hide them."""
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -135,7 +138,7 @@ def _span(span: Span, y: int, end_s: float) -> Iterator[Markup]:
     start, width = span.start_s / end_s, span.duration_s / end_s
     yield element(
         "rect",
-        class_="span",
+        class_="span" if width > EDGED else "span thin",
         x=percent(start),
         width=percent(width),
         y=y,

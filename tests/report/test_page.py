@@ -157,6 +157,17 @@ def test_predicted_stands_above_measured():
     assert "44.0 ms an iteration, 7.50 ms exposed" in text
 
 
+def test_spans_that_are_too_narrow_for_edges_have_none():
+    profile = build.profile([1e-5] * 1000, [10] * 1000, forward_s=0.01)
+    buckets = [Bucket(tensors=(tensor.name,)) for tensor in profile.tensors]
+    moments = [(0.01 + i * 1e-5, 0.01 + i * 1e-5, 0.01 + i * 1e-5) for i in range(1000)]
+    timing = build.timing(*moments, forward_s=0.01)
+    source = to_page(arrange([("plan", build.plan(profile, *buckets, timing=timing))]))
+    spans = re.findall(r'class="(span[^"]*)"', source)
+    assert spans.count("span thin") > 900
+    assert "span" in spans
+
+
 def test_buckets_show_sizes_and_moments_of_both():
     values = page("profile", "run", "plan").values()
     for timing in (TIMING, MEASURED):

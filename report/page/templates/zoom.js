@@ -1,6 +1,7 @@
 // Timelines: all of a group show the same part of the iteration.
 {
   const NUMBERED = 28; // pixels; narrower spans carry no number
+  const EDGED = 3; // pixels; the edges of narrower spans would hide them
   const SMALLEST = 1e-4; // of the whole
   const svg = "http://www.w3.org/2000/svg";
   const percent = element => name => parseFloat(element.getAttribute(name) || "0") / 100;
@@ -46,6 +47,7 @@
       for (const { rect, x, width } of rects) {
         rect.setAttribute("x", place(x));
         rect.setAttribute("width", `${100 * width / span}%`);
+        rect.classList.toggle("thin", width / span * pixels < EDGED);
       }
       for (const { text, x, width } of numbers) {
         text.setAttribute("x", place(x));
