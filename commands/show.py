@@ -62,3 +62,5 @@ def show(
                 f"{link_text(first.emulated_link)}, side by side"
             )
         screen.answer(comparison(pairs, target, how))
+        if target is not None and not any(run.evaluations for run in runs.values()):
+            screen.say(f"--target {target:g}: none of these runs was evaluated")

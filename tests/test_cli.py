@@ -377,6 +377,8 @@ def test_several_runs_are_shown_side_by_side(here, command):
     assert ["ddp", "-", "300", "ms", "-", "1.00x", "-"] in rows
     assert ["lags", "90.0", "ms", "100", "ms", "-10.0%", "3.00x", "-"] in rows
     assert "buckets, in launch order" in shown.stdout
+    targeted = command("show", "run-ddp.json", "run-lags.json", "--target", 0.9)
+    assert "--target 0.9: none of these runs was evaluated" in targeted.stderr
     for words, refused in (
         (("run-ddp.json", "--target", 1), "--target is for several run records"),
         (("run-ddp.json", here / "run-ddp.json"), "give each file a name of its own"),
