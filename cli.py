@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn, cast
 
 import typer
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: the words after the command's name; None: this process's own.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    _open_streams()
     # Torch prints what it also raises, with frames of C++, on every rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
@@ -101,6 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         refused = _misused(error) or _not_installed(error)
         _fail(refused or error, 2 if refused else 1)
     sys.exit(code or 0)
+
+
+def _open_streams() -> None:
+    """Let what is printed go nowhere where the shell closed stdout or stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nowhere)
 
 
 def _misused(error: Exception) -> InputError | None:

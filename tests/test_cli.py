@@ -327,6 +327,18 @@ def test_an_interrupt_ends_with_130(here, command, monkeypatch):
     assert command("show", "plan.json").returncode == 130
 
 
+@pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("none.json", 2)])
+def test_a_closed_stdout_is_no_traceback(here, name, code):
+    """As of ``comm-plan show plan.json >&-``."""
+    words = [sys.executable, "-m", "comm_plan.cli", "show", name]
+    run = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *words],
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert run.returncode == code, run.stderr
+    assert len(run.stderr.splitlines()) == (code > 0)
+
+
 def test_an_interrupt_while_the_command_loads_is_no_traceback(tmp_path):
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
