@@ -37,36 +37,41 @@ def quartiles(run: ShownRun) -> tuple[float, float] | None:
 
 
 def _warm(run: ShownRun) -> Sequence[float]:
-    record = run.record
-    times, count = record.iterations_s, record.iteration.count * record.round_steps
-    return times[max(0, len(times) - count) :]
+    """Return the times that count; with local steps the mean of each whole round."""
+    times, every = run.record.iterations_s, run.record.round_steps
+    starts = range(0, len(times) - every + 1, every)
+    means = [statistics.fmean(times[start : start + every]) for start in starts]
+    return means[max(0, len(means) - run.record.iteration.count) :]
 
 
 def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:
     last = min(times[-1], LONGEST * times[int(0.9 * (len(times) - 1))])
-    points = tuple(_bins(times, last))
+    title, counted = "iteration times", "iterations"
+    if run.record.local_steps is not None:
+        title, counted = "iteration times, means of rounds", "rounds"
+    points = tuple(_bins(times, last, counted))
     rules = [Rule("median", x=run.record.iteration.median_s)]
     if run.record.predicted_iteration_s is not None:
         rules.append(Rule("predicted", x=run.record.predicted_iteration_s))
     across = [times[0], last, *(rule.x for rule in rules if rule.x is not None)]
     slower = sum(time_s > last for time_s in times)
     return chart(
-        f"{run.name}: iteration times",
+        f"{run.name}: {title}",
         linear("iteration time", across, units.round_seconds, from_zero=False),
-        linear("iterations", (point.y for point in points), "{:g}".format),
+        linear(counted, (point.y for point in points), "{:g}".format),
         [Series(run.name, points, style, line=False, column=(last - times[0]) / BINS)],
         rules=rules,
         note=f"{slower} slower, up to {units.seconds(times[-1])}." if slower else "",
     )
 
 
-def _bins(times: Sequence[float], last: float) -> Iterator[Point]:
+def _bins(times: Sequence[float], last: float, counted: str) -> Iterator[Point]:
     counts, edges = np.histogram(times, BINS, (times[0], last))
     for count, (start, stop) in zip(
         counts.tolist(), pairwise(edges.tolist()), strict=True
     ):
         tip = (
             f"{units.seconds(start)} to {units.seconds(stop)}\n"
-            f"{count} of {len(times)} iterations"
+            f"{count} of {len(times)} {counted}"
         )
         yield Point((start + stop) / 2, count, tip)

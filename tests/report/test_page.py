@@ -7,8 +7,17 @@ import pytest
 
 from comm_plan import units
 from comm_plan.planner import Settings, make_problem, summarise
-from comm_plan.plans import Bucket, Curve, EmulatedLink, Replan, Round, TopK
+from comm_plan.plans import (
+    Bucket,
+    Curve,
+    EmulatedLink,
+    IterationTimes,
+    Replan,
+    Round,
+    TopK,
+)
 from comm_plan.plans.compression.rows import Rows
+from comm_plan.plans.local import LocalSteps
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.axes import linear
@@ -320,6 +329,19 @@ def test_every_iteration_is_in_the_distribution_or_said_to_be_slower():
     ]
     slower = int(re.search(r"(\d+) slower, up to", found.text)[1])
     assert (sum(counts), slower) == (195, 5)
+
+
+def test_the_distribution_of_local_steps_is_that_of_their_rounds():
+    times = [0.001, 0.039, 0.001, 0.041, 0.001, 0.043, 0.001]
+    run = build.run(PLAN, times, local_steps=LocalSteps(every=2))
+    rounds = IterationTimes(count=3, median_s=0.021, p95_s=0.022, min_s=0.02)
+    found = page(run=run.model_copy(update={"iteration": rounds}))
+    tips = [tip.split("\n") for tip in found.tips() if tip.endswith("of 3 rounds")]
+    assert sum(int(said.split()[0]) for _, said in tips) == 3
+    assert (tips[0][0].split(" to ")[0], tips[-1][0].split(" to ")[1]) == (
+        "20.0 ms",
+        "22.0 ms",
+    )
 
 
 def test_documents_of_an_emulated_link_say_so():

@@ -170,6 +170,14 @@ def test_runs_whose_iterations_overlap_are_remarked(last_s, overlap):
     assert any("may be noise" in remark for remark in found) == overlap
 
 
+def test_rounds_overlap_with_iterations_not_the_steps_within_them():
+    """A step that ends a round takes longer than one of the baseline, its round not."""
+    run = build.run(OPTIMAL, [0.001, 0.07] * 4, local_steps=LocalSteps(every=2))
+    times = IterationTimes(count=4, median_s=0.0355, p95_s=0.0355, min_s=0.0355)
+    run = run.model_copy(update={"iteration": times})
+    assert not list(remarks(given(run, build.run(THRESHOLD, [0.06] * 4))))
+
+
 @pytest.mark.parametrize(
     "change",
     [
