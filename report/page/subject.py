@@ -42,10 +42,11 @@ class Subject:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is what it is held against, or has the same buckets."""
+        """Whether it is what it is held against, or has the same buckets as often."""
         runs = self.run, self.baseline_run
-        plans = [run.plan.plan.buckets for run in runs if run and run.plan]
-        same = len(plans) == 2 and plans[0] == plans[1]
+        plans = [run.plan.plan for run in runs if run and run.plan]
+        sent = [(plan.buckets, plan.local_steps) for plan in plans]
+        same = len(sent) == 2 and sent[0] == sent[1]
         return same or self.name == self.baseline
 
     @property

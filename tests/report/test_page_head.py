@@ -159,6 +159,13 @@ def test_a_difference_between_runs_of_the_same_buckets_is_noise():
     assert "speed-up" not in figures(OPTIMAL, THRESHOLD, *runs)
 
 
+def test_the_same_buckets_after_local_steps_are_another_plan():
+    local = OPTIMAL.model_copy(update={"local_steps": LocalSteps(every=4)})
+    runs = build.run(local, [0.03] * 3), build.run(THRESHOLD, [0.06] * 3)
+    text = said(local, THRESHOLD, *runs)
+    assert text.startswith("optimal, 4 local steps takes 50.0 % less time than thresh")
+
+
 @pytest.mark.parametrize(("last_s", "overlap"), [(0.05, False), (0.20, True)])
 def test_runs_whose_iterations_overlap_are_remarked(last_s, overlap):
     times = [0.04, 0.04, last_s, last_s]
