@@ -150,6 +150,11 @@ class Plan(Document):
         return self
 
     @property
+    def conditions(self) -> tuple[int, str, EmulatedLink | None]:
+        """What plans must agree in for their predictions to be compared."""
+        return self.world_size, self.backend, self.emulated_link
+
+    @property
     def label(self) -> str:
         """The solver's name, and what was forced upon every bucket."""
         forced = self.asked.get("compressor")

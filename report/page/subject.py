@@ -61,8 +61,9 @@ class Subject:
 def find_subject(given: Given) -> Subject | None:
     """Return the tuning's winner; else the fastest of runs, of plans, of solvers.
 
-    Of runs see :func:`fastest_run`. Of solvers that are about as fast it is the one
-    that compresses and sends least.
+    Of runs and plans see :func:`fastest_run`: only those for the same ranks, backend
+    and link are held against each other. Of solvers that are about as fast it is the
+    one that compresses and sends least.
     """
     return _winner(given) or fastest_run(given) or _planned(given) or _solved(given)
 
@@ -137,16 +138,24 @@ def _median_s(run: ShownRun) -> float:
 
 
 def _planned(given: Given) -> Subject | None:
-    times = [
-        (shown.plan.predicted.iteration_s, shown)
+    """Return the fastest of the plans for the conditions that most of them share."""
+    foretold = [
+        (shown.plan.predicted.iteration_s, shown.plan.conditions, shown)
         for shown in given.plans
         if shown.plan.predicted
     ]
-    if not times:
+    if not foretold:
         return None
-    time_s, shown = min(times, key=lambda each: each[0])
+    sharing = Counter(conditions for _, conditions, _ in foretold)
+    time_s, conditions, shown = min(
+        foretold, key=lambda each: (-sharing[each[1]], each[0])
+    )
     baseline, baseline_s = _predicted_baseline(shown)
-    others = [(each.name, seconds) for seconds, each in times if each is not shown]
+    others = [
+        (other.name, seconds)
+        for seconds, alike, other in foretold
+        if alike == conditions and other is not shown
+    ]
     return Subject(
         shown.name,
         time_s,

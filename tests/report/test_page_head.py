@@ -152,6 +152,22 @@ def test_a_run_on_another_link_than_its_plan_is_remarked():
     assert any("do not compare" in e for e in remarks(given(OPTIMAL, elsewhere)))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"world_size": 64},
+        {"backend": "mpi"},
+        {"emulated_link": EmulatedLink.parse("100mbit")},
+    ],
+)
+def test_plans_for_other_conditions_are_not_held_against_each_other(change):
+    elsewhere = OPTIMAL.model_copy(update=change)
+    slower = {"predicted": elsewhere.predicted.model_copy(update={"iteration_s": 0.5})}
+    text = said(THRESHOLD, elsewhere.model_copy(update=slower))
+    assert text.startswith("nothing is gained: no plan is faster than threshold")
+    assert "takes" not in text
+
+
 def test_a_difference_between_runs_of_the_same_buckets_is_noise():
     runs = build.run(OPTIMAL, [0.03] * 3), build.run(THRESHOLD, [0.06] * 3)
     text = said(OPTIMAL, THRESHOLD, *runs)
