@@ -150,19 +150,22 @@ def _planned(given: Given) -> Subject | None:
     time_s, conditions, shown = min(
         foretold, key=lambda each: (-sharing[each[1]], each[0])
     )
-    baseline, baseline_s = _predicted_baseline(shown)
     others = [
-        (other.name, seconds)
+        (other, seconds)
         for seconds, alike, other in foretold
         if alike == conditions and other is not shown
     ]
+    baseline, baseline_s = _predicted_baseline(shown)
+    today = [(o.name, seconds) for o, seconds in others if o.plan.label == TODAY]
+    if baseline_s is None and today:
+        baseline, baseline_s = today[0]
     return Subject(
         shown.name,
         time_s,
         baseline=baseline,
         baseline_s=baseline_s,
         plan=shown,
-        behind=_fastest(others),
+        behind=_fastest([(other.name, seconds) for other, seconds in others]),
     )
 
 

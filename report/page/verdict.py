@@ -105,10 +105,12 @@ def _gain(subject: Subject) -> str:
         )
     if subject.speedup is None or subject.baseline_s is None:
         own_s = subject.measured_s or subject.predicted_s or 0.0
-        how = "measured" if subject.measured_s else "predicted"
+        how, missing = "predicted", f"a plan of solver {TODAY}"
+        if subject.measured_s:
+            how, missing = "measured", f"a run by DDP, or by {missing},"
         return (
-            f"{subject.name} takes {units.seconds(own_s)} an iteration, {how}; give a "
-            f"plan of solver {TODAY} as well to see what it gains"
+            f"{subject.name} takes {units.seconds(own_s)} an iteration, {how}; give "
+            f"{missing} as well to see what it gains"
         )
     baseline = f"{subject.baseline} ({units.seconds(subject.baseline_s)}, {how})"
     gain = 1 - 1 / subject.speedup

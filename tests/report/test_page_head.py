@@ -124,7 +124,7 @@ def test_what_is_forced_upon_a_plan_is_in_its_name():
     assert said(forced).startswith("optimal, fp16 takes 20.0 % less time")
     bucketed = THRESHOLD.model_copy(update={"asked": {"compressor": "fp16"}})
     runs = build.run(OPTIMAL, [0.045] * 3), build.run(bucketed, [0.06] * 3)
-    assert "give a plan of solver threshold as well" in said(*runs)
+    assert "give a run by DDP, or by a plan of solver threshold," in said(*runs)
 
 
 def test_local_steps_are_said_to_be_another_algorithm():
@@ -213,7 +213,7 @@ def test_runs_under_other_conditions_are_no_baseline(change):
     run = build.run(OPTIMAL, [0.045] * 3)
     other = build.run(THRESHOLD, [0.06] * 3)
     text = said(run, other.model_copy(update=change))
-    assert "give a plan of solver threshold as well" in text
+    assert "give a run by DDP, or by a plan of solver threshold," in text
 
 
 def test_a_run_that_is_alone_in_its_conditions_gives_way():
@@ -254,9 +254,15 @@ def test_titles_name_the_ranks_of_what_is_drawn():
     assert given(network, plan, run).title() == "toy, 4 and 8 ranks, gloo"
 
 
+def test_a_plan_without_baselines_is_held_against_the_plan_that_it_asks_for():
+    plan = build.plan(PROFILE, iteration_s=0.04)
+    assert "give a plan of solver threshold as well" in said(plan)
+    assert "takes 20.0 % less time than threshold (50.0 ms" in said(plan, THRESHOLD)
+
+
 def test_a_run_alone_is_held_against_its_prediction_only():
     text = said(build.run(OPTIMAL, [0.05] * 3))
-    assert "give a plan of solver threshold as well" in text
+    assert "give a run by DDP, or by a plan of solver threshold," in text
     assert "1.25x the predicted 40.0 ms" in text
 
 
