@@ -109,6 +109,6 @@ def compare(
         if target is not None and not any(record.evaluations for record in records):
             screen.say(
                 f"--target {target:g}: no run has a metric: give the workload an "
-                "evaluate function"
+                "evaluate function whose values are not inf or NaN"
             )
         screen.say(f"wrote {', '.join(map(str, outputs))}")

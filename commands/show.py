@@ -63,4 +63,4 @@ def show(
             )
         screen.answer(comparison(pairs, target, how))
         if target is not None and not any(run.evaluations for run in runs.values()):
-            screen.say(f"--target {target:g}: none of these runs was evaluated")
+            screen.say(f"--target {target:g}: none of these runs has a metric")
