@@ -25,8 +25,8 @@ from comm_plan.plans.compression import (
     method,
     selected,
 )
-from comm_plan.plans.document import Document, read_schema, without
-from comm_plan.plans.files import check_writable, write_atomically
+from comm_plan.plans.document import Document, parse_object, without
+from comm_plan.plans.files import check_writable, read_text, write_atomically
 from comm_plan.plans.link import EmulatedLink
 from comm_plan.plans.local import LocalSteps
 from comm_plan.plans.network import CollectiveCost, Fit, Network, Sample, Segment
@@ -72,10 +72,11 @@ def load_document(path: str | Path) -> Document:
     Raises:
         DocumentError: the file is missing, or no valid document of any kind.
     """
-    schema = read_schema(path)
+    text = read_text(path)  # once: a pipe has nothing more
+    schema = parse_object(text, str(path)).get("schema")
     for kind in DOCUMENTS:
         if schema == kind.SCHEMA:
-            return kind.load(path)
+            return kind.from_json(text, source=str(path))
     if schema is None:
         raise without("schema", str(path))
     known = ", ".join(kind.SCHEMA for kind in DOCUMENTS)

@@ -1,3 +1,6 @@
+import os
+from threading import Thread
+
 import pytest
 from pydantic import ValidationError
 
@@ -26,6 +29,17 @@ def test_is_read_as_it_was_written(tmp_path):
     written = tuning()
     written.save(tmp_path / "tuning.json")
     assert load_document(tmp_path / "tuning.json") == written
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_once(tmp_path):
+    """As of ``comm-plan show <(ssh host cat tuning.json)``."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=[tuning().to_json()], daemon=True)
+    writer.start()
+    assert load_document(pipe) == tuning()
+    writer.join()
 
 
 def test_finds_a_trial():
