@@ -11,16 +11,17 @@ from comm_plan.report.page.blocks import Block, Cell, Table, Text, seconds, time
 from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import ShownRun
 
-Pair = tuple[str, Timing, Timing]
-"""A run's name, its predicted timing, and its measured one."""
+Pair = tuple[int, str, Timing, Timing]
+"""A run's look, its name, its predicted timing, and its measured one."""
 
 
 def drift(runs: Sequence[ShownRun]) -> Iterator[Block]:
     """Yield measured over predicted, and when runs went on by another plan."""
-    pairs = [pair for run in runs for pair in _pair(run)]
+    pairs = [pair for style, run in enumerate(runs) for pair in _pair(style, run)]
     if pairs:
         yield _figure(pairs)
-        yield from (_table(*pair) for pair in pairs)
+        for _, name, predicted, measured in pairs:
+            yield _table(name, predicted, measured)
     for run in runs:
         for replan in run.record.replans:
             yield Text(
@@ -32,10 +33,10 @@ def drift(runs: Sequence[ShownRun]) -> Iterator[Block]:
             )
 
 
-def _pair(run: ShownRun) -> Iterator[Pair]:
+def _pair(style: int, run: ShownRun) -> Iterator[Pair]:
     predicted, measured = run.plan and run.plan.plan.predicted, run.timing
     if predicted and predicted.timing and measured:
-        yield run.name, predicted.timing, measured
+        yield style, run.name, predicted.timing, measured
 
 
 def _ratio(measured_s: float, predicted_s: float) -> float | None:
@@ -45,12 +46,12 @@ def _ratio(measured_s: float, predicted_s: float) -> float | None:
 def _figure(pairs: Sequence[Pair]) -> Block:
     series = [
         Series(name, tuple(_points(name, predicted, measured)), style, line=False)
-        for style, (name, predicted, measured) in enumerate(pairs)
+        for style, name, predicted, measured in pairs
     ]
     ratios = [point.y for one in series for point in one.points]
     return chart(
         "communication of each bucket, measured over predicted",
-        ordinal("bucket", max(len(timing.buckets) for _, timing, _ in pairs)),
+        ordinal("bucket", max(len(timing.buckets) for _, _, timing, _ in pairs)),
         logarithmic("measured / predicted", [*ratios, 1.0], _times, base=2),
         series,
         rules=[Rule(y=1.0)],

@@ -19,8 +19,8 @@ CHANGED = 1.05
 
 def traffic(runs: Sequence[ShownRun]) -> Iterator[Figure]:
     """Yield ratios over the steps, and for runs of several buckets what each sends."""
-    if changed := [run for run in runs if _changes(run)]:
-        yield _over_steps(changed)
+    if any(map(_changes, runs)):
+        yield _over_steps(runs)
     for run in runs:
         sizes = run_sizes(run.record)
         if len(sizes) > 1 and any(size.message for size in sizes):
@@ -35,7 +35,9 @@ def _changes(run: ShownRun) -> bool:
 
 def _over_steps(runs: Sequence[ShownRun]) -> Figure:
     series = [
-        Series(run.name, tuple(_ratios(run)), style) for style, run in enumerate(runs)
+        Series(run.name, tuple(_ratios(run)), style)
+        for style, run in enumerate(runs)
+        if _changes(run)
     ]
     points = [point for one in series for point in one.points]
     return chart(

@@ -21,9 +21,13 @@ from comm_plan.plans.local import LocalSteps
 from comm_plan.report.page import to_page
 from comm_plan.report.page.arrange import arrange
 from comm_plan.report.page.axes import linear
+from comm_plan.report.page.blocks import Figure
 from comm_plan.report.page.chart import Point, Series, chart
+from comm_plan.report.page.drift import drift
 from comm_plan.report.page.given import Forecast
+from comm_plan.report.page.learning import learning
 from comm_plan.report.page.sizes import plan_sizes
+from comm_plan.report.page.traffic import traffic
 from comm_plan.tests.support import documents as build
 from comm_plan.tests.support.page import Page
 
@@ -286,6 +290,18 @@ def test_a_ratio_that_changes_is_drawn_over_the_steps():
         "ratio over step"
         not in page(run=RUN.model_copy(update={"traffic": steady})).text
     )
+
+
+def test_a_run_has_the_same_colour_in_every_chart():
+    bare = build.run(PLAN, losses=[3.0, 2.0, 1.0])
+    growing = RUN.traffic.model_copy(update={"steps_nbytes": (502_000, 50_200)})
+    full = RUN.model_copy(update={"traffic": growing})
+    runs = arrange([("plan", PLAN), ("bare", bare), ("full", full)]).runs
+    drawn = [*learning(runs), *traffic(runs), *drift(runs)]
+    keys = [key for one in drawn if isinstance(one, Figure) for key in one.keys]
+    colours = [re.search(r"s\d", key.sample)[0] for key in keys if "full" in key.name]
+    assert len(colours) > len(list(learning(runs)))
+    assert set(colours) == {"s1"}
 
 
 def test_a_resumed_run_goes_on_where_it_was():
