@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from comm_plan import units
-from comm_plan.plans import Evaluation
 from comm_plan.report.page.axes import linear
 from comm_plan.report.page.blocks import Figure
 from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import ShownRun
 
 MOST_POINTS = 150
-"""Longer curves are drawn through the means of equal numbers of steps."""
+"""Longer curves go through the means of so many losses, or one in so many of the
+evaluations, the last one among them."""
 
 Place = Callable[[int], "float | None"]
 """From a step to its place on the horizontal axis, if it has one."""
@@ -106,10 +106,10 @@ def _losses(run: ShownRun) -> list[tuple[int, float]]:
 
 def _evaluations(metric: str) -> Found:
     def found(run: ShownRun) -> list[tuple[int, float]]:
-        def value(evaluation: Evaluation) -> tuple[int, float]:
-            return evaluation.step, evaluation.value
-
-        return [value(e) for e in run.record.evaluations if e.metric == metric]
+        own = [e for e in run.record.evaluations if e.metric == metric]
+        size = math.ceil(len(own) / MOST_POINTS) or 1
+        drawn = own[(len(own) - 1) % size :: size]
+        return [(evaluation.step, evaluation.value) for evaluation in drawn]
 
     return found
 

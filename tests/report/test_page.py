@@ -278,6 +278,22 @@ def test_a_run_learns_over_steps_and_over_seconds():
     assert not [tip for tip in found.tips() if tip.startswith("optimal, step 3")]
 
 
+def test_of_many_evaluations_some_are_drawn_and_the_last_one():
+    one = RUN.evaluations[0]
+    many = tuple(
+        one.model_copy(update={"step": step, "value": step / 1000})
+        for step in range(1, 1001)
+    )
+    times = (0.1,) * 1000
+    long = RUN.model_copy(
+        update={"steps": 1000, "iterations_s": times, "evaluations": many}
+    )
+    tips = page(run=long).tips()
+    assert "optimal, step 1000\n1" in tips
+    drawn = [tip for tip in tips if re.fullmatch(r"optimal, step \d+\n\d.*", tip)]
+    assert len(drawn) < 700  # of steps and seconds, with the losses
+
+
 def test_a_ratio_that_changes_is_drawn_over_the_steps():
     steady = RUN.traffic.model_copy(update={"steps_nbytes": (24_000,) * 5})
     growing = RUN.traffic.model_copy(
