@@ -57,7 +57,7 @@ def profile_from_model(
         InputError: the model has a trainable parameter that gets no gradient or cannot
             be planned, or a time is out of range.
     """
-    shadow = copy.deepcopy(model).to("meta").train()
+    shadow = _on_meta(copy.deepcopy(model)).train()
 
     def loss() -> torch.Tensor:
         outputs = tensors_in(shadow(inputs.to("meta")))
@@ -93,7 +93,7 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
     """
     if not flops_per_s > 0:
         raise InputError(f"{flops_per_s} operations a second: give more than 0")
-    shadow = copied(workload.model, "measure it instead").to("meta").train()
+    shadow = _on_meta(copied(workload.model, "measure it instead")).train()
     batch = next(workload.batches(0, 1, 0, 0))
     try:
         counted = _count(
@@ -114,6 +114,19 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
         backward_s=counted.backward_flops / flops_per_s,
         update_s=0.0,
     )
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """Move ``model`` to ``meta``, where ``Module.to`` alone unties tied weights."""
+    places = list(model.named_parameters(remove_duplicate=False))
+    model.to("meta")
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for name, parameter in places:
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        own = getattr(module, attribute)
+        setattr(module, attribute, moved.setdefault(parameter, own))
+    return model
 
 
 @dataclass(frozen=True)

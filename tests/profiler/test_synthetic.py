@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from comm_plan.errors import InputError
+from comm_plan.plans.parameters import model_fingerprint
 from comm_plan.profiler import profile_from_model, profile_from_speed
 from comm_plan.workloads import load
 
@@ -66,6 +67,24 @@ def test_a_parameter_without_gradient_is_named():
     model.spare = nn.Parameter(torch.ones(1))
     with pytest.raises(InputError, match="get no gradient: spare"):
         synthetic(model, torch.ones(1, 2))
+
+
+def test_tied_weights_are_one_parameter_that_is_ready_when_all_its_uses_are():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.middle = nn.Linear(3, 3, bias=False)
+            self.last = nn.Linear(3, 3, bias=False)
+            self.last.weight = self.first.weight
+
+        def forward(self, x):
+            return self.last(self.middle(self.first(x)))
+
+    model = Tied()
+    profile = synthetic(model, torch.ones(1, 3))
+    assert [t.name for t in profile.tensors] == ["middle.weight", "first.weight"]
+    assert profile.model.fingerprint == model_fingerprint(model)
 
 
 def test_how_sparse_a_gradient_is_cannot_be_counted():
