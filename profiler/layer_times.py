@@ -47,8 +47,9 @@ def profile_from_layer_times(path: Path, *, batch_size: int = 1) -> Profile:
         batch_size: samples to which the times belong.
 
     Raises:
-        InputError: the file cannot be read, lacks a column or has no layers, or a cell
-            is not what its column says; the line is named.
+        InputError: the file cannot be read, lacks a column or has no layers, a cell is
+            not what its column says, or a line has more cells than the first; the line
+            is named.
     """
     layers = read(path)
     with refused_as(str(path)):
@@ -113,6 +114,11 @@ def read(path: Path) -> list[Layer]:
 
 
 def _layer(path: Path, line: int, row: dict[str, str | None]) -> Layer:
+    if None in row:  # where csv puts what is beyond the columns
+        raise InputError(
+            f"{path}, line {line}: more cells than columns: write numbers such as "
+            "9408 and 0.0021, without other commas"
+        )
     try:
         layer = Layer(
             name=row["layer"] or "",

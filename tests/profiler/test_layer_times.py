@@ -42,6 +42,7 @@ def test_layers_are_weights_to_topk_and_no_matrices_to_powersgd(table):
         (HEAD, "there are no layers"),
         (HEAD + "fc,1,0,x\n", "line 2: 'x' is no number"),
         (HEAD + "fc,1,0\n", "line 2: '' is no number"),
+        (HEAD + "fc,9,408,0,1\n", "line 2: more cells than columns"),
         (HEAD + "fc,0,0,1\n", "line 2: give a name, a numel above 0"),
         (HEAD + "fc,1,0,nan\n", "line 2: give a name"),
         (HEAD + "fc,1,0,1\nfc,2,0,1\n", "layer fc is listed twice"),
