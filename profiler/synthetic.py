@@ -54,9 +54,10 @@ def profile_from_model(
         device_name: the device to which they belong.
 
     Raises:
-        InputError: the model has a trainable parameter that gets no gradient or cannot
-            be planned, or a time is out of range.
+        InputError: the model has no trainable parameter, or one that gets no gradient
+            or cannot be planned, or a time is out of range.
     """
+    check_parameters(name, trainable(model))
     shadow = _on_meta(copy.deepcopy(model)).train()
 
     def loss() -> torch.Tensor:
@@ -88,11 +89,12 @@ def profile_from_speed(workload: Measurable, flops_per_s: float) -> Profile:
 
     Raises:
         InputError: the speed is not above 0, or leads to times out of range; the model
-            cannot be copied, has a trainable parameter that gets no gradient or cannot
-            be planned, or needs numbers to run.
+            cannot be copied, has no trainable parameter, or one that gets no gradient
+            or cannot be planned, or needs numbers to run.
     """
     if not flops_per_s > 0:
         raise InputError(f"{flops_per_s} operations a second: give more than 0")
+    check_parameters(workload.name, trainable(workload.model))
     shadow = _on_meta(copied(workload.model, "measure it instead")).train()
     batch = next(workload.batches(0, 1, 0, 0))
     try:
@@ -160,9 +162,8 @@ class _Counted:
         """Return the profile of the model ``name``; ``how`` says where it comes from.
 
         Raises:
-            InputError: a parameter cannot be planned, or a time is out of range.
+            InputError: a time is out of range.
         """
-        check_parameters(name, self.parameters)
         with refused_as(f"the profile of {name}"):
             return Profile(
                 model=describe_model(name, self.parameters),

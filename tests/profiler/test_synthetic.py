@@ -133,6 +133,21 @@ def test_a_parameter_that_cannot_be_planned_is_refused():
         synthetic(Odd(), torch.ones(1, 2))
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
+        (nn.LazyLinear(2), "weight of model toy has no shape yet"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_it_is_counted(model, message):
+    workload = dataclasses.replace(load("digits"), name="toy", model=model)
+    with pytest.raises(InputError, match=message):
+        synthetic(model, torch.ones(1, 2))
+    with pytest.raises(InputError, match=message):
+        profile_from_speed(workload, 1e9)
+
+
 def test_a_model_that_needs_numbers_is_refused():
     class Asks(nn.Linear):
         def forward(self, x):
