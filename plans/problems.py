@@ -34,6 +34,8 @@ _WORDS = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "string_type": _TEXT,
+    "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
     "string_too_long": "must have at most {max_length} characters",
     "string_pattern_mismatch": "holds a control character, such as a line's end",
     "tuple_type": _LIST,
