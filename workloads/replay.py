@@ -3,9 +3,10 @@
 Its parameters have the names, shapes and dtypes of the profile, so that it has the
 profile's fingerprint; its forward pass, its backward pass and its optimizer sleep the
 recorded times. The gradient of each tensor appears at its ``ready_s``; it is random,
-another one for every batch of every rank. Whatever trains a module can train it,
-PyTorch's DistributedDataParallel too, so a cluster can be measured under a plan with no
-accelerator and no data.
+another one for every batch of every rank, and sparse where the profile saw rows, with
+as many. Whatever trains a module can train it, PyTorch's DistributedDataParallel too
+(if no gradient is sparse, which it expects of embeddings only), so a cluster can be
+measured under a plan with no accelerator and no data.
 
 How: the forward pass threads a scalar through one autograd function per tensor, the
 last ready first. Backward visits them in ready order; each waits until its deadline and
@@ -74,18 +75,29 @@ class _Gradient:
     Autograd keeps the tensor that backward returns as ``parameter.grad``. If that is
     still there at the next backward, autograd will add to it: then this gradient needs
     memory of its own.
+
+    Args:
+        parameter: whose gradient it is.
+        rows: the gradient is sparse, and has the first so many; None: it is dense.
     """
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: nn.Parameter, rows: int | None) -> None:
         self._parameter = parameter
+        self._rows = rows
         self._memory: torch.Tensor | None = None
 
     def make(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous gradient of ``numbers``, over and over."""
-        gradient = self._free_memory()
-        for chunk in gradient.view(-1).split(POOL_NUMEL):
-            chunk.copy_(numbers[: chunk.numel()])
-        return gradient
+        """Return a gradient of ``numbers``, over and over, contiguous if dense."""
+        parameter, rows = self._parameter, self._rows
+        if rows is None:
+            return _filled(self._free_memory(), numbers)
+        values = parameter.new_empty((rows, *parameter.shape[1:]))
+        return torch.sparse_coo_tensor(
+            torch.arange(rows, device=parameter.device)[None],
+            _filled(values, numbers),
+            parameter.shape,
+            check_invariants=False,
+        )
 
     def _free_memory(self) -> torch.Tensor:
         parameter, memory = self._parameter, self._memory
@@ -94,6 +106,13 @@ class _Gradient:
         if memory is None or memory.device != parameter.device:
             memory = self._memory = torch.empty_like(parameter)
         return memory.detach()  # autograd keeps only a tensor that nobody else holds
+
+
+def _filled(memory: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return ``memory``, which now holds ``numbers``, over and over."""
+    for chunk in memory.view(-1).split(POOL_NUMEL):
+        chunk.copy_(numbers[: chunk.numel()])
+    return memory
 
 
 class _Begin(torch.autograd.Function):
@@ -173,7 +192,8 @@ class Replay(nn.Module):
             dtype = getattr(torch, tensor.dtype)
             parameter = nn.Parameter(torch.zeros(tensor.shape, dtype=dtype))
             _register(self, tensor.name, parameter)
-            self._gradients.append((parameter, _Gradient(parameter), tensor.ready_s))
+            gradient = _Gradient(parameter, tensor.rows)
+            self._gradients.append((parameter, gradient, tensor.ready_s))
 
     def forward(self, batch: int = 0) -> torch.Tensor:
         """Sleep ``forward_s`` and return a zero that carries the recorded backward.

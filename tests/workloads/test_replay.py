@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from comm_plan.errors import WorkloadError
 from comm_plan.plans import Device, Model, Profile, TensorTiming, fingerprint
+from comm_plan.profiler.timings import sparse_rows
 from comm_plan.workloads import load, replay
 from comm_plan.workloads.replay import DISPATCH_S, POOL_NUMEL, Replay
 
@@ -186,6 +187,23 @@ def test_gradients_accumulate_as_those_of_any_model(fake_time):
     parameter.grad.zero_()
     model().backward()
     assert torch.equal(parameter.grad, once)
+
+
+def test_a_gradient_that_was_sparse_is_so_again_with_as_many_rows(fake_time):
+    profile = make_profile([(4,), (100, 3)], [1.0, 2.0])
+    dense, table = profile.tensors
+    sparse = table.model_copy(update={"rows": 7})
+    model = Replay(profile.model_copy(update={"tensors": (dense, sparse)}))
+    seen = watch(model, fake_time)
+    model(2).backward()
+    assert [name for name, _ in seen] == [dense.name, table.name]
+    assert sparse_rows(dict(model.named_parameters())) == {table.name: 7}
+    once = model.get_parameter(table.name).grad.clone()
+    assert once.shape == (100, 3)
+    assert once.to_dense().count_nonzero() == 7 * 3
+    model(2).backward()
+    twice = model.get_parameter(table.name).grad
+    assert torch.equal(twice.to_dense(), 2 * once.to_dense())
 
 
 def test_a_tensor_larger_than_the_pool_is_filled(fake_time):
