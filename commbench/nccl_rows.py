@@ -15,7 +15,7 @@ ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from comm_plan.collectives.registry import COLLECTIVES
@@ -96,6 +96,18 @@ def _sample(row: ResultRow, source: str) -> Sample:
         p95_s=(row.p95_us or row.time_us) * 1e-6,
         iterations=row.iterations,
     )
+
+
+def in_group_of_first(
+    hosts: Mapping[int, str], groups: Mapping[int, object]
+) -> dict[int, str]:
+    """Return those of ``hosts``, by rank, that are in the group of the first rank.
+
+    ``NCCL_TESTS_SPLIT`` makes several groups, each of which measures by itself, at the
+    same time.
+    """
+    first = groups[min(groups)] if groups else None
+    return {rank: host for rank, host in hosts.items() if groups[rank] == first}
 
 
 def collective_of(

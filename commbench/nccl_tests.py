@@ -26,13 +26,16 @@ from comm_plan.commbench.nccl_rows import (
     SYNC,
     ResultRow,
     collective_of,
+    in_group_of_first,
     samples,
 )
 from comm_plan.errors import DocumentError
 
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*_perf)(?=\b|_)")
 _NUMBER = r"(\d{1,18})\b"  # a longer one counts nothing that there is
-_RANK = re.compile(rf"Rank\s+{_NUMBER}\s.*?\bon\s+(\S+)\s+device")
+_RANK = re.compile(
+    rf"Rank\s+{_NUMBER}\s(?:\s*Group\s+{_NUMBER}\s)?.*?\bon\s+(\S+)\s+device"
+)
 _THREADS = re.compile(rf"nThread\s+{_NUMBER}\s+nGpus\s+{_NUMBER}")
 _ITERATIONS = re.compile(rf"(?<!warmup )(?<!agg )\biters:\s*{_NUMBER}")
 _BACKEND = re.compile(r"\s*# Backend (\S+)")
@@ -44,6 +47,7 @@ class _Run:
 
     program: str | None = None
     hosts: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, str | None] = field(default_factory=dict)
     ranks: int = 1
     iterations: int = DEFAULT_ITERATIONS
     backend: str = "nccl"
@@ -76,7 +80,10 @@ def read(
 
 
 def _measurement(run: _Run, source: str, given: int | None) -> Measurement:
+    together = in_group_of_first(run.hosts, run.groups)
     ranks = max([run.ranks, *(rank + 1 for rank in run.hosts)])
+    if len(together) < len(run.hosts):
+        ranks = len(together)
     world_size = ranks if ranks > 1 else None
     return Measurement(
         samples=samples(run.rows, source),
@@ -84,7 +91,7 @@ def _measurement(run: _Run, source: str, given: int | None) -> Measurement:
         sync=SYNC,
         backend=run.backend,
         world_size=world_size,
-        hosts=tuple(dict.fromkeys(run.hosts.values())),
+        hosts=tuple(dict.fromkeys(together.values())),
     )
 
 
@@ -114,7 +121,8 @@ def _starts_run(line: str) -> bool:
 def _note(run: _Run, line: str) -> None:
     """Take from a line between the rows what it says of the run."""
     if rank := _RANK.search(line):
-        run.hosts[int(rank[1])] = rank[2]
+        run.hosts[int(rank[1])] = rank[3]
+        run.groups[int(rank[1])] = rank[2]
     elif backend := _BACKEND.match(line):
         run.backend = backend[1]
     elif threads := _THREADS.search(line):

@@ -18,6 +18,7 @@ from comm_plan.commbench.nccl_rows import (
     SYNC,
     ResultRow,
     collective_of,
+    in_group_of_first,
     samples,
 )
 from comm_plan.errors import DocumentError
@@ -66,8 +67,13 @@ def _measurement(
     rows = [_row(result, iterations) for result in report["results"]]
     program = re.search(r"\w+?_perf", " ".join(report.get("args", [])[:1]))
     ranks = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    hosts = {int(device["rank"]): str(device["hostname"]) for device in devices}
+    groups = {int(device["rank"]): device.get("group") for device in devices}
+    together = in_group_of_first(hosts, groups)
     # Of each process only the first device is named.
-    most = max((int(device["rank"]) for device in devices), default=0) + ranks
+    most = max(hosts, default=0) + ranks
+    if len(together) < len(hosts):
+        most = len(together) * ranks
     world_size = most if most > 1 else None
     name = program and program[0]
     return Measurement(
@@ -76,7 +82,7 @@ def _measurement(
         sync=SYNC,
         backend=str(report.get("backend", "nccl")),
         world_size=world_size,
-        hosts=tuple(dict.fromkeys(str(device["hostname"]) for device in devices)),
+        hosts=tuple(dict.fromkeys(together.values())),
     )
 
 

@@ -73,6 +73,15 @@ def test_nccl_text_of_today():
     assert large.iterations == 50
 
 
+def test_nccl_text_of_several_groups_is_of_one_of_them():
+    """``NCCL_TESTS_SPLIT_MASK=0x1``: one GPU of each node, and so the other ones."""
+    text = NEW
+    for rank in (1, 3):
+        text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  1")
+    found = only(nccl_tests.read(text))
+    assert (found.world_size, found.hosts) == (2, ("node-a", "node-b"))
+
+
 def test_nccl_text_without_root_and_name():
     row = (
         "     4194304       1048576     float     sum    520.0    8.07   12.10  2e-07"
@@ -228,6 +237,16 @@ def test_nccl_json_names_the_first_device_of_each_process():
     config = REPORT["config"] | {"ngpus": 8, "devices": devices}
     found = only(nccl_tests_json.read(json.dumps(REPORT | {"config": config})))
     assert found.world_size == 16
+
+
+def test_nccl_json_of_several_groups_is_of_one_of_them():
+    devices = [
+        {"rank": 4 * process, "group": process % 2, "hostname": f"node-{process % 2}"}
+        for process in range(6)
+    ]
+    config = REPORT["config"] | {"ngpus": 4, "devices": devices}
+    found = only(nccl_tests_json.read(json.dumps(REPORT | {"config": config})))
+    assert (found.world_size, found.hosts) == (12, ("node-0",))
 
 
 def test_nccl_json_of_the_times_of_launches_is_refused():
