@@ -125,14 +125,23 @@ def collective_of(
         world_size: number of ranks; None: not known.
 
     Raises:
-        DocumentError: it is not supported, or cannot be told.
+        DocumentError: it is not supported, cannot be told, or its bandwidths are those
+            of another number of ranks.
     """
+    largest = max(rows, key=lambda row: row.nbytes)
     if program is None:
-        return _told_by(max(rows, key=lambda row: row.nbytes), source, world_size)
+        return _told_by(largest, source, world_size)
     if program not in PROGRAMS:
         known = ", ".join(PROGRAMS)
         raise DocumentError(f"{source}: {program} is none of {known}")
-    return PROGRAMS[program]
+    collective = PROGRAMS[program]
+    if world_size is not None and not _can_be(largest, collective, world_size):
+        raise DocumentError(
+            f"{source}: a busbw of {largest.busbw:g} at an algbw of {largest.algbw:g} "
+            f"is not that of {program} among {world_size} ranks: how many were there? "
+            "(Built without MPI, nccl-tests measures each process alone.)"
+        )
+    return collective
 
 
 def _told_by(row: ResultRow, source: str, world_size: int | None) -> str:

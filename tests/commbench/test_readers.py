@@ -78,8 +78,16 @@ def test_nccl_text_of_several_groups_is_of_one_of_them():
     text = NEW
     for rank in (1, 3):
         text = text.replace(f"Rank  {rank} Group  0", f"Rank  {rank} Group  1")
+    text = text.replace("12.29", " 8.19")
     found = only(nccl_tests.read(text))
     assert (found.world_size, found.hosts) == (2, ("node-a", "node-b"))
+
+
+def test_nccl_text_of_one_rank_is_not_taken_for_one_of_several():
+    """As each process prints where nccl-tests was built without MPI."""
+    text = re.sub(r"#  Rank  [123].*\n", "", NEW).replace("12.29", " 0.00")
+    with pytest.raises(DocumentError, match=r"busbw of 0 at an algbw of 8\.19 .* 4 "):
+        importing.parse(text, "f", 4)
 
 
 def test_nccl_text_without_root_and_name():
@@ -157,6 +165,7 @@ def test_several_tables_in_one_file():
 
 def test_threads_and_gpus_of_one_process_count():
     text = NEW.replace("nThread 1 nGpus 1", "nThread 2 nGpus 4")
+    text = text.replace("12.29", "14.33")
     assert only(nccl_tests.read(text)).world_size == 8
 
 
@@ -170,7 +179,7 @@ def test_numbers_that_count_nothing_say_nothing(line):
 
 def test_rows_of_no_bytes_are_left_out():
     zero = "0  0  float  sum  -1  5.70  0.00  0.00  0  5.54  0.00  0.00  0\n"
-    row = "1024  256  float  sum  -1  30.0  0.03  0.03  0  29.0  0.03  0.03  0"
+    row = "1024  256  float  sum  -1  30.0  0.03  0.05  0  29.0  0.03  0.05  0"
     found = only(nccl_tests.read(nccl_table("all_reduce_perf", zero + row)))
     assert [sample.nbytes for sample in found.samples] == [1024]
 
@@ -223,6 +232,12 @@ REPORT = {
 }
 
 
+def with_busbw(gb_per_s):
+    result = REPORT["results"][0]
+    times = result["out_of_place"] | {"bus_bw": gb_per_s}
+    return REPORT | {"results": [result | {"out_of_place": times}]}
+
+
 def test_nccl_json():
     found = only(nccl_tests_json.read(json.dumps(REPORT)))
     assert (found.collective, found.world_size) == ("reduce_scatter", 2)
@@ -235,8 +250,8 @@ def test_nccl_json():
 def test_nccl_json_names_the_first_device_of_each_process():
     devices = [{"rank": rank, "hostname": "node"} for rank in (0, 8)]
     config = REPORT["config"] | {"ngpus": 8, "devices": devices}
-    found = only(nccl_tests_json.read(json.dumps(REPORT | {"config": config})))
-    assert found.world_size == 16
+    report = with_busbw(3.93) | {"config": config}
+    assert only(nccl_tests_json.read(json.dumps(report))).world_size == 16
 
 
 def test_nccl_json_of_several_groups_is_of_one_of_them():
@@ -245,7 +260,8 @@ def test_nccl_json_of_several_groups_is_of_one_of_them():
         for process in range(6)
     ]
     config = REPORT["config"] | {"ngpus": 4, "devices": devices}
-    found = only(nccl_tests_json.read(json.dumps(REPORT | {"config": config})))
+    report = with_busbw(3.84) | {"config": config}
+    found = only(nccl_tests_json.read(json.dumps(report)))
     assert (found.world_size, found.hosts) == (12, ("node-0",))
 
 
@@ -260,9 +276,7 @@ def test_nccl_json_of_the_times_of_launches_is_refused():
 
 
 def test_nccl_json_without_a_name_is_told_by_its_rows():
-    result = REPORT["results"][0]
-    times = result["out_of_place"] | {"bus_bw": 4.19}
-    alike = REPORT | {"args": [], "results": [result | {"out_of_place": times}]}
+    alike = with_busbw(4.19) | {"args": []}
     with pytest.raises(DocumentError, match="Collective test starting"):
         nccl_tests_json.read(json.dumps(alike))
     of_three = json.dumps(alike | {"config": {}})
