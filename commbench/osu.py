@@ -107,7 +107,8 @@ def _tables(text: str, source: str, world_size: int | None) -> Iterator[_Table]:
 def _titled(backend: str, name: str, source: str) -> _Table:
     kind = name.removesuffix("Latency").strip()
     if not name.endswith("Latency") or kind not in TITLES:
-        known = ", ".join(f'"{title} Latency Test"'.lstrip() for title in TITLES)
+        titles = (f"{title} Latency Test".lstrip() for title in TITLES)
+        known = ", ".join(f'"{title}"' for title in titles)
         raise DocumentError(f'{source}: OSU "{name} Test" is none of {known}')
     return _Table(backend.lower(), TITLES[kind])
 
