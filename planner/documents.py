@@ -228,7 +228,7 @@ def _check_patterns(profile: Profile, patterns: Sequence[str]) -> None:
     names = {name for tensor in profile.tensors for name in (tensor.layer, tensor.name)}
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            example = profile.tensors[0].layer
+            example = profile.tensors[0].name
             raise InputError(
                 f"dense layers {pattern!r} matches no layer and no tensor: use names "
                 f"of the profile, such as {example!r}"

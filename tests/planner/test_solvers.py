@@ -190,6 +190,14 @@ def test_what_cannot_be_planned_says_what_to_do(build, arguments, message):
         planned(_many_layers(build), _line(build), **arguments)
 
 
+def test_parameters_of_the_model_itself_are_examples_of_names_too(build):
+    profile = _many_layers(build)
+    tensors = tuple(t.model_copy(update={"layer": ""}) for t in profile.tensors)
+    own = profile.model_copy(update={"tensors": tensors})
+    with pytest.raises(InputError, match=f"such as {tensors[0].name!r}"):
+        planned(own, _line(build), dense_layers=["fc*"])
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
