@@ -127,8 +127,9 @@ def _layer(path: Path, line: int, row: dict[str, str | None]) -> Layer:
             backward_s=float(row["backward_s"] or ""),
         )
     except ValueError as error:
-        given = str(error).rpartition(": ")[2]
-        raise InputError(f"{path}, line {line}: {given} is no number") from None
+        said, _, given = str(error).rpartition(": ")
+        number = "whole number" if "int()" in said else "number"
+        raise InputError(f"{path}, line {line}: {given} is no {number}") from None
     in_range = 0 <= layer.forward_s < float("inf") > layer.backward_s >= 0
     if not (layer.name and layer.numel > 0 and in_range):
         raise InputError(

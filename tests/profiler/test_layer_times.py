@@ -41,6 +41,7 @@ def test_layers_are_weights_to_topk_and_no_matrices_to_powersgd(table):
         ("layer,numel,forward_s\nfc,1,0\n", "column backward_s is missing"),
         (HEAD, "there are no layers"),
         (HEAD + "fc,1,0,x\n", "line 2: 'x' is no number"),
+        (HEAD + "fc,9408.0,0,1\n", r"line 2: '9408\.0' is no whole number"),
         (HEAD + "fc,1,0\n", "line 2: '' is no number"),
         (HEAD + "fc,9,408,0,1\n", "line 2: more cells than columns"),
         (HEAD + "fc,0,0,1\n", "line 2: give a name, a numel above 0"),
