@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12}
 
 
 def seconds(value_s: float) -> str:
-    """Return a duration in s, ms, us or ns."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    """Return a duration in s, ms, us, ns or ps."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")):
         if abs(value_s) >= 0.9995 * scale:
             return f"{_three_digits(value_s / scale)} {unit}"
-    return f"{_three_digits(value_s / 1e-9)} ns" if value_s else "0 s"
+    return f"{_three_digits(value_s / 1e-12)} ps" if value_s else "0 s"
 
 
 def about(value_s: float, error_s: float | None) -> str:

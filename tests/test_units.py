@@ -9,6 +9,7 @@ from comm_plan import units
     ("value_s", "text"),
     [
         (0.0, "0 s"),
+        (3.7e-12, "3.70 ps"),
         (2.5e-9, "2.50 ns"),
         (1e-6, "1.00 us"),
         (62e-6, "62.0 us"),
