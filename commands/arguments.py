@@ -55,13 +55,17 @@ def pairs(texts: Sequence[str] | None) -> dict[str, str]:
     """Return ``NAME=VALUE`` texts as a mapping.
 
     Raises:
-        InputError: a text is none.
+        InputError: a text is none, or two name the same.
     """
-    parts = [text.partition("=") for text in texts or ()]
-    for name, separator, word in parts:
-        if not (name and separator and word):
-            raise InputError(f"--set {name}{separator}{word}: write NAME=VALUE")
-    return {name: word for name, _, word in parts}
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, _, word = text.partition("=")
+        if not (name and word):
+            raise InputError(f"--set {text}: write NAME=VALUE")
+        if name in found:
+            raise InputError(f"--set {name} is given twice: leave one out")
+        found[name] = word
+    return found
 
 
 def solvers(text: str) -> tuple[str, ...]:

@@ -112,6 +112,8 @@ def solve(
     if not compare and not SOLVERS[solver.value].chooses_compression:
         why = "it is for solvers that choose ratios: lags, slgs, auto"
         refuse_given(context, {"max_ratio"}, why)
+        if compressor is None:
+            refuse_given(context, {"dense_layers"}, "it is for plans that compress")
     if world_size is None:
         refuse_given(context, {"algorithm"}, "it is for --world-size")
     if local_steps is None:

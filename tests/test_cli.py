@@ -127,6 +127,11 @@ def test_the_version_is_told_whatever_follows(command, words):
         ("solve profile.json network.json --allow topk", "it is for --solver auto"),
         ("solve profile.json network.json --accuracy loss", "it is for --solver auto"),
         ("solve profile.json network.json --max-ratio 9", "solvers that choose ratios"),
+        ("solve profile.json network.json --dense-layers a", "for plans that compress"),
+        (
+            "solve p.json n.json --compressor topk --set density=1 --set density=0.1",
+            "--set density is given twice: leave one out",
+        ),
         ("solve profile.json network.json --literal", "it is for --solver lags"),
         ("solve profile.json network.json --outer-lr 0.7", "it is for --local-steps"),
         (
