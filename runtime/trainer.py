@@ -355,9 +355,10 @@ class Run:
     def _set_learning_rate(self) -> None:
         """Set the optimizer's rates for the step that comes."""
         done, steps = self.position, self.epoch_steps
+        passed = done.epoch * steps + done.batch
         # Divided once, as a reader of "step:1.3" does.
-        epochs = (done.epoch * steps + done.batch) / steps
-        factor = self.options.learning_rate.factor(epochs, self._end(), 1 / steps)
+        epochs, end = passed / steps, self._end(passed)
+        factor = self.options.learning_rate.factor(epochs, end, 1 / steps)
         for group, rate in zip(
             self.optimizer.param_groups, self.base_rates, strict=True
         ):
@@ -369,12 +370,18 @@ class Run:
         with randomness.kept():
             return self.workload.steps_of_epoch(self.transport.world_size)
 
-    def _end(self) -> float:
-        """Return how many epochs the whole run has, with a fraction."""
+    def _end(self, passed: int) -> float:
+        """Return at which epoch the run ends, with a fraction.
+
+        Args:
+            passed: steps, all of this number of ranks, to this place in the data. On
+                another number the run may have come here in fewer or more.
+        """
         steps, epochs = self.options.steps, self.options.epochs
         if steps is None:
             return epochs or self.workload.epochs
-        return min(steps / self.epoch_steps, epochs or math.inf)
+        end = (passed + steps - self.position.step) / self.epoch_steps
+        return min(end, epochs or math.inf)
 
     def _watch(self, epoch: int, loss: float, seconds: float) -> None:
         self.recorder.add_step(seconds)

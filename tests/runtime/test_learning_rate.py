@@ -10,6 +10,7 @@ from comm_plan.errors import InputError
 from comm_plan.runtime.learning_rate import DECAYS, LearningRate
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import EPOCH_STEPS, net, plan_for, workload
+from comm_plan.tests.support.harness import run_ranks
 from comm_plan.transports.local import LocalTransport
 
 EPOCHS = 12
@@ -48,8 +49,9 @@ def test_what_is_no_schedule_is_refused(text):
         LearningRate.parse(text)
 
 
-def rates(options, world_size=1, **changes):
+def rates(options, world_size=1, transport=None, **changes):
     """Return the rates of both parameter groups at each step."""
+    transport = transport or LocalTransport()
     made, seen = [], []
 
     def optimizer(parameters):
@@ -59,14 +61,14 @@ def rates(options, world_size=1, **changes):
         return made[0]
 
     training = workload(net(), world_size, optimizer=optimizer, **changes)
-    plan = plan_for(training.model, 1)
+    plan = plan_for(training.model, transport.world_size)
     options = Options(
         **options,
         watcher=lambda event, engine: seen.append(
             [group["lr"] for group in made[0].param_groups]
         ),
     )
-    train(training, plan, LocalTransport(), options)
+    train(training, plan, transport, options)
     return seen
 
 
@@ -93,6 +95,20 @@ def test_the_place_in_the_data_decides_not_the_number_of_the_step():
     few, many = rates(options), rates(options, world_size=2)
     assert len(many) == 2 * len(few)
     assert list(chain(*many[::2])) == pytest.approx(list(chain(*few)))
+
+
+def test_a_run_that_goes_on_with_fewer_ranks_ends_its_decay_with_its_last_step(
+    tmp_path,
+):
+    """Their epochs have more steps: so many steps would long have been over by then."""
+    decay = LearningRate.parse("poly:1")
+    options = {"checkpoint": tmp_path, "learning_rate": decay}
+    begun = {**options, "steps": 2 * EPOCH_STEPS + 2}
+    run_ranks(2, lambda ranks: rates(begun, 2, ranks))
+    seen = rates({**options, "steps": 4 * EPOCH_STEPS, "resume": True}, 2)
+    passed, left = 2 * begun["steps"], 2 * EPOCH_STEPS - 2
+    expected = [0.5 * (left - step) / (passed + left) for step in range(left)]
+    assert [second for _, second in seen] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("decay", ["step:0.2", "every:0.2"])
