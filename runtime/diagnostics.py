@@ -77,15 +77,18 @@ def writer(path: Path, every: int) -> Watcher:
     """
     _check(path)
     sinks: list[Callable[[int, Figures], None]] = []
+    begun: list[int] = []
 
     def watch(event: Event, engine: Engine) -> None:
+        if not begun:
+            begun.append(event.step)
         if event.step % every:
             return
         figures = measure(engine)
         if engine.transport.rank == 0:
             try:
                 if not sinks:
-                    sinks.append(_sink(path, event.step, goes_on=event.step > every))
+                    sinks.append(_sink(path, event.step, goes_on=begun[0] > 1))
                 sinks[0](event.step, figures)
             except OSError as error:
                 raise OutputError(

@@ -203,6 +203,16 @@ def test_a_resumed_run_adds_its_lines(tmp_path):
     assert all(len(line) > 1 for line in resumed)
 
 
+def test_a_resumed_run_may_measure_less_often(tmp_path):
+    """Its first line may be the first of a run that began with it, too."""
+    path, spec = tmp_path / "d.jsonl", TopK(density=0.1)
+    lines_of(path, spec, every=2, steps=3, checkpoint=tmp_path / "checkpoints")
+    resumed = lines_of(
+        path, spec, every=4, checkpoint=tmp_path / "checkpoints", resume=True
+    )
+    assert [line["step"] for line in resumed] == [2, 4, 8]
+
+
 def test_measuring_changes_nothing(tmp_path):
     def outcome(watch):
         training = workload(world_size=1)
