@@ -68,7 +68,8 @@ def writer(path: Path, every: int) -> Watcher:
 
     Args:
         path: a ``.jsonl`` file: one JSON object a line, after those of earlier steps of
-            the run that is resumed, if one is; else a folder for TensorBoard.
+            the run that is resumed, if one is; else a folder for TensorBoard, which
+            shows of a run that is resumed the same.
         every: steps between two measurements.
 
     Raises:
@@ -121,7 +122,7 @@ def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:
 def _sink(path: Path, step: int, goes_on: bool) -> Callable[[int, Figures], None]:
     """Return what writes to ``path``, from ``step`` on, in place of an earlier run."""
     if path.suffix != ".jsonl":
-        return _tensorboard(path)
+        return _tensorboard(path, step if goes_on else None)
     write_atomically(path, _lines_before(path, step) if goes_on else "")
     return partial(_add_line, path)
 
@@ -147,10 +148,11 @@ def _add_line(path: Path, step: int, figures: Figures) -> None:
         stream.write(json.dumps({"step": step, **figures}) + "\n")
 
 
-def _tensorboard(path: Path) -> Callable[[int, Figures], None]:
+def _tensorboard(path: Path, goes_on_at: int | None) -> Callable[[int, Figures], None]:
+    """Return what writes to ``path``, in place of steps from ``goes_on_at`` on."""
     from torch.utils.tensorboard import SummaryWriter
 
-    board = SummaryWriter(str(path))
+    board = SummaryWriter(str(path), purge_step=goes_on_at)
 
     def write(step: int, figures: Figures) -> None:
         for name, value in figures.items():

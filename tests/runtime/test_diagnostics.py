@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -238,6 +239,19 @@ def test_tensorboard_shows_the_same_figures(tmp_path):
         assert shown == told
 
 
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    board, folder = tmp_path / "board", tmp_path / "checkpoints"
+    lines_of(board, TopK(density=0.1), steps=7, checkpoint=folder)
+    shutil.rmtree(folder / "step-00000007")  # the run was killed before it
+    lines_of(board, TopK(density=0.1), checkpoint=folder, resume=True)
+    events = accumulator.EventAccumulator(str(board)).Reload()
+    shown = [event.step for event in events.Scalars("residual_norm/0.weight")]
+    assert shown == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_what_cannot_be_written_is_said_before_the_training(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="absent"):
         writer(tmp_path / "absent" / "d.jsonl", 1)
@@ -260,7 +274,7 @@ def test_tensorboard_on_a_disk_that_fills_ends_it_likewise(tmp_path, monkeypatch
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
 
     class Full:
-        def __init__(self, path):
+        def __init__(self, path, purge_step):
             pass
 
         def add_scalar(self, *figure):
