@@ -96,5 +96,12 @@ def _check(kind: str, group: dict[str, object], settings: dict[str, float]) -> N
         raise InputError(
             f"--{unknown[0]}: {kind} has none: leave it out, or choose --optimizer sgd"
         )
-    if settings.get("nesterov") and not {**group, **settings}["momentum"]:
+    if not settings.get("nesterov"):
+        return
+    if not {**group, **settings}["momentum"]:
         raise InputError("--nesterov needs momentum: give --momentum above 0")
+    if group.get("dampening"):
+        raise InputError(
+            f"--nesterov: the workload's {kind} has dampening, with which there is no "
+            "Nesterov momentum: leave one of them out"
+        )

@@ -1,5 +1,7 @@
 """Options change an optimizer's settings, or the optimizer."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
@@ -76,3 +78,6 @@ def test_settings_that_the_optimizer_does_not_have_are_refused():
         made(workload(), optimizer="adamw", momentum=0.9)
     with pytest.raises(InputError, match="--nesterov needs momentum"):
         made(workload(), momentum=0.0, nesterov=True)
+    damped = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
+    with pytest.raises(InputError, match="--nesterov: the workload's SGD has dampenin"):
+        made(workload(optimizer=damped), nesterov=True)
