@@ -116,6 +116,8 @@ def train(
         raise InputError("--checkpoint-every needs --checkpoint FOLDER to write to")
     if diagnostics is None:
         refuse_given(context, {"diagnostics_every"}, "it is for --diagnostics")
+    elif diagnostics.resolve() == output.resolve():
+        raise InputError(f"{output}: -o and --diagnostics: give each a file of its own")
     check_writable(output, unlike=[plan, *(adapt or ()), *(elastic or ())])
     moments = arguments.micro_batches(second_moments)
     learning_rate = arguments.learning_rate(training)

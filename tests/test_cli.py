@@ -158,6 +158,10 @@ def test_the_version_is_told_whatever_follows(command, words):
             "train gan --plan plan.json --diagnostics-every 3",
             "--diagnostics-every: it is for --diagnostics",
         ),
+        (
+            "train gan --plan plan.json --diagnostics a.jsonl -o ./a.jsonl",
+            "a.jsonl: -o and --diagnostics: give each a file of its own",
+        ),
     ],
 )
 def test_misuse_is_told_in_one_line(here, command, words, message):
