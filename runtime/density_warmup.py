@@ -5,6 +5,7 @@ It is given as the density of each of these epochs, or as how many there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from comm_plan.errors import InputError
@@ -38,14 +39,17 @@ def parse(text: str) -> DensityWarmup:
     return densities
 
 
-def densities_of(warmup: DensityWarmup, plan: Plan) -> Sequence[float]:
-    """Return the lowest density of each of the first epochs.
+def density_in(epoch: int, warmup: DensityWarmup, plan: Plan) -> float:
+    """Return the lowest density of ``epoch``; 0: the warm-up is over.
 
     Where only their number W is given, densities fall evenly, by a factor an epoch, to
     the lowest of ``plan``, rho: that of epoch e is rho^((e + 1) / (W + 1)) (Deep
     Gradient Compression, section 3.3).
     """
+    epochs = warmup if isinstance(warmup, int) else len(warmup)
+    if epoch >= epochs:
+        return 0.0
     if not isinstance(warmup, int):
-        return warmup
+        return warmup[epoch]
     lowest = min(min(bucket.densities) for bucket in plan.buckets)
-    return tuple(lowest ** ((e + 1) / (warmup + 1)) for e in range(warmup))
+    return math.pow(lowest, (epoch + 1) / (warmup + 1))

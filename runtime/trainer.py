@@ -26,7 +26,7 @@ from comm_plan.plans import Plan, RunRecord
 from comm_plan.runtime import randomness
 from comm_plan.runtime.agreement import check_settings
 from comm_plan.runtime.checkpoint import Checkpoints, Position
-from comm_plan.runtime.density_warmup import DensityWarmup, densities_of
+from comm_plan.runtime.density_warmup import DensityWarmup, density_in
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.iteration import iterate
 from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate
@@ -439,6 +439,6 @@ class Run:
             )
 
     def _warm_up(self, epoch: int) -> None:
-        floors = densities_of(self.options.density_warmup, self.engine.plan)
-        self.density_floor = floors[epoch] if epoch < len(floors) else 0.0
+        warmup, plan = self.options.density_warmup, self.engine.plan
+        self.density_floor = density_in(epoch, warmup, plan)
         self.engine.set_density_floor(self.density_floor)

@@ -2,7 +2,7 @@ import pytest
 
 from comm_plan.errors import InputError
 from comm_plan.plans.compression import TopK
-from comm_plan.runtime.density_warmup import GTOPK_WARMUP, densities_of, parse
+from comm_plan.runtime.density_warmup import GTOPK_WARMUP, density_in, parse
 from comm_plan.tests.runtime.trainings import net, plan_for
 
 
@@ -20,11 +20,20 @@ def test_what_is_no_warmup_is_refused(text):
         parse(text)
 
 
+def densities(warmup, plan, epochs=4):
+    return [density_in(epoch, warmup, plan) for epoch in range(epochs)]
+
+
 def test_given_densities_are_as_they_are():
-    assert densities_of((0.5, 0.25), plan_for(net(), 1)) == (0.5, 0.25)
+    assert densities((0.5, 0.25), plan_for(net(), 1)) == [0.5, 0.25, 0, 0]
 
 
 def test_a_warmup_of_so_many_epochs_falls_by_a_factor_to_the_lowest_density():
     plan = plan_for(net(), 1, TopK(density=(1.0, 0.001)), "allgather")
-    assert densities_of(2, plan) == pytest.approx((0.1, 0.01))
-    assert densities_of(2, plan_for(net(), 1)) == (1.0, 1.0)
+    assert densities(2, plan) == pytest.approx([0.1, 0.01, 0, 0])
+    assert densities(2, plan_for(net(), 1)) == [1, 1, 0, 0]
+
+
+def test_a_warmup_may_be_longer_than_any_run():
+    plan = plan_for(net(), 1, TopK(density=0.001), "allgather")
+    assert densities(10**12, plan) == pytest.approx([1, 1, 1, 1])
