@@ -56,8 +56,8 @@ def plan_for_these(
     here, said = place(), []
     if elastic is not None and here.world_size != plan.world_size:
         said.append(
-            f"solved again for {here.world_size} ranks: the plan is for "
-            f"{plan.world_size}"
+            f"solved again for {units.counted(here.world_size, 'rank')}: the plan is "
+            f"for {plan.world_size}"
         )
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
         plan = replan(plan, *documents, here.world_size)

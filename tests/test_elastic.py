@@ -106,5 +106,5 @@ def test_a_run_goes_on_without_a_host_that_is_gone(
     record = RunRecord.load(tmp_path / "run.json")
     assert record.steps == STEPS
     assert record.world_size == 1
-    assert "solved again for 1 ranks: the plan is for 2" in logs(tmp_path)
+    assert "solved again for 1 rank: the plan is for 2" in logs(tmp_path)
     assert len(record.iterations_s) < STEPS  # it did not begin anew
