@@ -246,8 +246,14 @@ class Checkpoints:
             raise InputError(f"{folder / _file(0)}: is not there, and has the model")
         holder, common = holders.index(True), None
         if self._transport.rank == holder:
-            common = {name: contents[_file(0)][name] for name in COMMON}
+            common = {name: contents[_file(0)].get(name) for name in COMMON}
         shared: dict[str, Any] = self._transport.broadcast_object(common, holder)
+        missing = [name for name, value in shared.items() if value is None]
+        if missing:
+            raise InputError(
+                f"{folder}: lacks {missing[0]!r}: another version of comm-plan wrote "
+                "it: go on with that one"
+            )
         return shared
 
     def _share_out(

@@ -16,7 +16,7 @@ from torch import nn
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import TopK
-from comm_plan.runtime import checkpoint_file
+from comm_plan.runtime import checkpoint, checkpoint_file
 from comm_plan.runtime.checkpoint import KEEP, Position
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
@@ -135,6 +135,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, changes, problem):
         train(training, plan, LocalTransport(), options)
     with pytest.raises(InputError, match="with seed 0, this one has 7"):
         run(tmp_path, 4, resume=True, seed=7)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "COMMON", (*checkpoint.COMMON, "more"))
+    run(tmp_path, 2)
+    with pytest.raises(InputError, match="lacks 'more': another version of comm-plan"):
+        run(tmp_path, 4, resume=True)
 
 
 def test_an_evaluation_that_fails_costs_no_epoch(tmp_path):
