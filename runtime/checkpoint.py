@@ -42,7 +42,7 @@ from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.state import EngineState, on_cpu, one_by_one
 from comm_plan.transports.base import Transport
 
-COMMON = ("settings", "asked", "progress", "model", "optimizer")
+COMMON = ("settings", "asked", "progress", "model", "optimizer", "updated")
 """What the file of rank 0 holds for all."""
 
 KEEP = 2  # newest checkpoints; one would not do if it is damaged
@@ -148,6 +148,7 @@ class Checkpoints:
             content["progress"] = vars(position)
             content["model"] = model.state_dict()
             content["optimizer"] = optimizer.state_dict()
+            content["updated"] = _updated(model, optimizer)
         target = self._folder / f"step-{position.step:08d}"
         partial = target.with_suffix(".partial")
         own = partial / _file(self._transport.rank)
@@ -380,10 +381,27 @@ def _load(
     """
     try:
         model.load_state_dict(common["model"])
+        if common["updated"] != _updated(model, optimizer):
+            raise InputError(
+                f"{folder}: its optimizer had other parameters, or the same in another "
+                "order or other groups: make it as it was, or train without --resume"
+            )
         optimizer.load_state_dict(common["optimizer"])
     except (RuntimeError, ValueError) as error:
         cause = one_line(str(error), checkpoint_file.LONGEST_CAUSE)
         raise InputError(f"{folder}: is of another model: {cause}") from None
+
+
+def _updated(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[list[str | None]]:
+    """Return the names of the parameters in each group of ``optimizer``.
+
+    It knows what it remembers by their order alone.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = optimizer.param_groups
+    return [[names.get(p) for p in group["params"]] for group in groups]
 
 
 def _equal(one: object, other: object) -> bool:

@@ -118,12 +118,17 @@ def test_an_optimizer_may_keep_tensors_in_its_groups(tmp_path, asked):
     assert optimizers[-1].param_groups[0]["weights"].tolist() == asked
 
 
+def backwards(parameters):
+    return torch.optim.SGD([*parameters][::-1], lr=0.05, momentum=0.9)
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"batch_size": 5}, "of a run with batch size .*, this one has 5"),
         ({"optimizer": torch.optim.Adam}, "of a run with optimizer SGD, this one has"),
         ({"model": nn.Linear(FEATURES, 3)}, "is of another model: "),
+        ({"optimizer": backwards}, "parameters, or the same in another order"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, changes, problem):
