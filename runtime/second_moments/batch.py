@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from comm_plan import units
 from comm_plan.errors import MismatchError
 from comm_plan.nested import map_tensors, samples_in
 
@@ -42,8 +43,9 @@ def cut(batch: Any, parts: int) -> list[Any]:
     samples = batch_size(batch)
     if samples % parts:
         raise MismatchError(
-            f"a batch of {samples} samples cannot be cut into {parts} micro-batches: "
-            "give a number that divides it"
+            f"a batch of {units.counted(samples, 'sample')} cannot be cut into {parts} "
+            "micro-batches: leave out a last batch that is shorter than the others, or "
+            "give a number that divides all of them (--second-moments)"
         )
     return [_part(batch, samples, i, samples // parts) for i in range(parts)]
 

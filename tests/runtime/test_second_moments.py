@@ -542,6 +542,8 @@ def test_a_batch_with_named_fields_is_cut_and_keeps_them(kind):
 def test_a_batch_that_cannot_be_cut_is_refused():
     with pytest.raises(MismatchError, match="6 samples cannot be cut into 4"):
         cut(torch.zeros(6, 2), 4)
+    with pytest.raises(MismatchError, match=r"1 sample cannot .* leave out a last"):
+        cut(torch.zeros(1, 2), 4)
     with pytest.raises(MismatchError, match=r"4 samples holds .* \[3, 4\]"):
         cut((torch.zeros(4, 2), torch.zeros(3, 4)), 2)
 
