@@ -221,7 +221,7 @@ class Checkpoints:
             if written[name] != value:
                 raise InputError(
                     f"{folder}: is of a run with {name} {written[name]}, this one has "
-                    f"{value}: give the same, or train without --resume"
+                    f"{value}: give the same, or begin anew in another folder"
                 )
 
     def _set_what_is_asked(
@@ -367,7 +367,9 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         return sorted(
-            path for path in self._folder.glob("step-*") if path.suffix != ".partial"
+            path
+            for path in self._folder.glob("step-*")
+            if path.name.removeprefix("step-").isdecimal() and path.is_dir()
         )
 
 
@@ -384,7 +386,8 @@ def _load(
         if common["updated"] != _updated(model, optimizer):
             raise InputError(
                 f"{folder}: its optimizer had other parameters, or the same in another "
-                "order or other groups: make it as it was, or train without --resume"
+                "order or other groups: make it as it was, or begin anew in another "
+                "folder"
             )
         optimizer.load_state_dict(common["optimizer"])
     except (RuntimeError, ValueError) as error:

@@ -166,6 +166,14 @@ def test_the_two_newest_are_kept(tmp_path):
     assert KEEP == 2
 
 
+def test_what_only_looks_like_a_checkpoint_does_not_count_as_one(tmp_path):
+    (tmp_path / "step-00000009").write_text("a file of someone's own")
+    (tmp_path / "step-00000009-best").mkdir()
+    run(tmp_path, 4)
+    held = ["step-00000003", "step-00000004", "step-00000009", "step-00000009-best"]
+    assert names(tmp_path) == held
+
+
 def test_the_end_of_an_epoch_and_of_the_run_are_saved_once(tmp_path):
     run(tmp_path, EPOCH_STEPS + 1, every=0)
     assert names(tmp_path) == [
