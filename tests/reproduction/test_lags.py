@@ -4,7 +4,13 @@ import pytest
 
 from comm_plan.planner import find_solver
 from comm_plan.plans import TopK
-from comm_plan.reproduction.lags import MODELS, predicted, printed, problem
+from comm_plan.reproduction.lags import (
+    MODELS,
+    implied_s,
+    predicted,
+    printed,
+    problem,
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -15,3 +21,12 @@ def test_no_other_merging_of_every_layers_top_thousandth_is_faster(name, solver)
     sparse = dense.sent_by(dense.prices.option(spec))
     other = sparse.simulate(find_solver(solver)(sparse))
     assert predicted(name)["lags"] <= other.iteration_s * (1 + 1e-12)
+
+
+def test_what_the_page_says_of_the_messages_that_s_max_implies():
+    numel = printed()["parameters"]
+    vgg, resnet, inception = MODELS
+    assert numel[resnet] < numel[vgg] / 5
+    assert numel[inception] < numel[vgg] / 3
+    assert 0.8 < implied_s(resnet) / implied_s(vgg) < 1
+    assert 1.8 < implied_s(inception) / implied_s(vgg) < 2
