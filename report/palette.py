@@ -5,14 +5,16 @@ from __future__ import annotations
 from comm_plan.report.timeline import Lane, Span
 
 COLORS: dict[Lane, str] = {
-    "local steps": "#f0e442",
     "forward": "#56b4e9",
     "backward": "#0072b2",
     "compression": "#cc79a7",
     "update": "#009e73",
     "communication": "#e69f00",
     "decompression": "#8f4a73",
+    "local steps": "#f0e442",
 }
+"""Curves take them in this order: yellow, which is hard to see on white, comes last."""
+
 EXPOSED = "#8a3000"
 """Marks communication that nothing hides."""
 
