@@ -2,6 +2,7 @@
 
 from ast import literal_eval
 from itertools import product
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -140,6 +141,19 @@ def test_the_evidence_is_that_of_the_results():
 def test_the_page_has_the_tables_of_the_results():
     text = PAGE.read_text(encoding="utf-8")
     assert accuracy.on_page(text) == text, "run: benchmarks.accuracy table"
+
+
+def test_what_the_page_says_of_local_steps_at_their_best_rate():
+    runs = Results(RESULTS / "accuracy-char-lm-2000.json").runs
+
+    def loss(name):
+        return mean(run.value for run in runs if run.variant == name)
+
+    dense = loss("dense, rate 0.006")
+    alone = loss("4 local steps, rate 0.012") - dense
+    squeezed = loss("4 local steps, doublesqueeze 4 bits, rate 0.012") - dense
+    said = f"local steps are {alone:.3f} behind, and with 30 times less traffic"
+    assert f"{said} {squeezed:.3f}:" in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_method_is_within_noise_if_dense_might_have_done_it():
