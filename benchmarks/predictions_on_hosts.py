@@ -324,7 +324,8 @@ def tuned_sentence(
         f"- The plan {TUNED!r} takes {tuned_s / best.measured_s - 1:.1%} longer than "
         f"the fastest of all, {best.name} (95 % of resampled rounds: {low - 1:+.1%} to "
         f"{high - 1:+.1%}); than what is fastest in one half of the blocks it takes "
-        f"{behind - 1:.1%} longer in the other.\n"
+        f"{behind - 1:.1%} longer in the other. What `tune` chose is predicted as it "
+        "does at its end, by costs that its trials have corrected.\n"
         + "".join(
             f"- {name.capitalize()}: {each.advice}.\n" for name, each in tunings.items()
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
+from comm_plan import units
 from comm_plan.benchmarks import predictions_tables
+from comm_plan.benchmarks.predictions_on_hosts import TUNED, TUNINGS
 from comm_plan.benchmarks.tables import Errors, Line
 from comm_plan.plans.pages import filled
 
@@ -37,6 +41,25 @@ def test_a_table_tells_how_far_off_each_plan_was_and_all_of_them(monkeypatch):
         "| at the rounds' speed: median, worst |  | 2.0 %, -7 % |  |",
         "| tuned, any accuracy: behind the fastest |  | 10.0 % |  |",
     ]
+
+
+def test_pages_say_that_what_tune_chose_was_predicted_after_trials():
+    columns = predictions_tables.TABLES["predictions-cnn"]
+    off = [
+        statistics.median(
+            abs(line.error)
+            for name, line in predictions_tables.result(column).lines.items()
+            if line.error is not None and name not in TUNINGS
+        )
+        for column in columns.values()
+    ]
+    *first, last = [f"{100 * share:.1f}" for share in off]
+    results = (predictions_tables.ROOT / "docs" / "results.md").read_text()
+    assert f"without it they are\n{', '.join(first)} and {last} %" in results
+    lines = predictions_tables.result(columns["1 Gbit/s"]).lines
+    assert lines["slgs"].measured_s == lines[TUNED].measured_s
+    before = f"predicted to take {units.seconds(lines['slgs'].predicted_s)} at 1 Gbit/s"
+    assert before in (predictions_tables.ROOT / "README.md").read_text()
 
 
 def test_only_what_lies_between_the_markers_is_written_again():
