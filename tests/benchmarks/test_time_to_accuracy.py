@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from comm_plan.benchmarks import time_to_accuracy
 from comm_plan.benchmarks.pictures import bars
-from comm_plan.benchmarks.time_to_accuracy import best_ddp, rows, table
+from comm_plan.benchmarks.time_to_accuracy import TASKS, TUNED, best_ddp, rows, table
 from comm_plan.benchmarks.time_to_accuracy_rounds import Goal, Outcome
 
 
@@ -57,6 +58,16 @@ def test_every_variant_has_the_learning_rate_that_suits_it_best():
     )
     assert [row.label for row in found] == ["auto", "DDP, 25 MB at 2x"]
     assert best_ddp(found).seconds == 3.0
+
+
+def test_no_training_that_tune_judges_by_is_timed(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(time_to_accuracy, "run_all", lambda _, argv: asked.append(argv))
+    time_to_accuracy.variants(tmp_path, None, TASKS["digits"], 1.0, TUNED)
+    tunings = [argv for argv in asked if "tune" in argv]
+    assert len(tunings) == len(TUNED)
+    for argv in tunings:
+        assert int(argv[argv.index("--seed") + 1]) > 3  # seeds that are timed
 
 
 @pytest.mark.parametrize(
