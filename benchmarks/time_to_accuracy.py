@@ -124,7 +124,7 @@ CHAR_LM = Task(
     "char-lm", goal=1.7, every=40, most_steps=1200, adaptive=True, tuning_s=300
 )
 AT_RATES = (
-    "DDP, 25 MB",
+    *REFERENCES,
     "DDP, fp16 hook",
     "DDP, powersgd 4 hook",
     "auto",

@@ -6,7 +6,14 @@ import pytest
 
 from comm_plan.benchmarks import time_to_accuracy
 from comm_plan.benchmarks.pictures import bars
-from comm_plan.benchmarks.time_to_accuracy import TASKS, TUNED, best_ddp, rows, table
+from comm_plan.benchmarks.time_to_accuracy import (
+    REFERENCES,
+    TASKS,
+    TUNED,
+    best_ddp,
+    rows,
+    table,
+)
 from comm_plan.benchmarks.time_to_accuracy_rounds import Goal, Outcome
 
 
@@ -45,6 +52,11 @@ def test_the_reference_is_the_best_bucket_size_without_a_hook():
         ]
     )
     assert best_ddp(found).name == "DDP, 1 MB"
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_ddp_has_all_bucket_sizes_in_every_task(task):
+    assert set(REFERENCES) <= set(task.variants)
 
 
 def test_every_variant_has_the_learning_rate_that_suits_it_best():
