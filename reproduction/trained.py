@@ -30,7 +30,8 @@ def chapter(path: Path = DATA / FILE) -> Chapter:
     source = (
         "Handwritten digits instead of CIFAR-10 and ImageNet, a small network, "
         f"momentum SGD: {where}. Orders and directions can be compared, "
-        "accuracies cannot; one seed"
+        "accuracies cannot; one seed. gTop-k and VGC as `solve` plans them: they keep "
+        "what Algorithm 4 and Fig. 1 lose as printed (see above)"
     )
     gradients = (histograms(found), over_training(found))
     sections = (densities(found), delta(found), *gradients)

@@ -8,7 +8,7 @@ from comm_plan.compressors.terngrad import TernGradCompressor
 from comm_plan.errors import InputError
 from comm_plan.plans.compression import TernGrad
 from comm_plan.profiler import profile_from_speed
-from comm_plan.reproduction import trainings
+from comm_plan.reproduction import trained, trainings
 from comm_plan.reproduction.published import DATA
 from comm_plan.reproduction.ternarised import exchange, train_ternarised
 from comm_plan.runtime.agreement import check_plan
@@ -23,6 +23,14 @@ def kept():
 def test_the_kept_trainings_are_those_of_the_jobs(kept):
     assert [run.name for run in kept.runs] == [job.name for job in trainings.jobs()]
     assert len(kept.ternarised) > 1
+
+
+def test_the_page_says_that_no_training_is_as_printed():
+    specs = [job.compressor for job in trainings.jobs() if job.compressor is not None]
+    assert not any(spec.as_printed for spec in specs)
+    assert (
+        "keep what Algorithm 4 and Fig. 1 lose as printed" in trained.chapter().source
+    )
 
 
 def test_trainings_that_are_not_there_are_refused(tmp_path):
