@@ -39,6 +39,9 @@ STRETCH, FOLLOWING = 125, 300
 STEP = 5
 """Ticks from one question to the next."""
 
+LEAST_MINUTES = 3
+"""A busy machine's ticks last longer; fewer might not suffice for one question."""
+
 WAYS = {
     "four windows": [*range(0, 2), *range(41, 43), *range(82, 84), *range(123, 125)],
     "twelve windows": [round(tick) for tick in np.linspace(0, STRETCH - 1, 12)],
@@ -53,6 +56,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--into", type=Path, help="folder of what ranks measure")
     arguments = parser.parse_args()
+    if arguments.minutes < LEAST_MINUTES:
+        parser.error(f"--minutes {arguments.minutes:g}: at least {LEAST_MINUTES}")
     if arguments.into is not None:
         ticks = measured(arguments.minutes * 60)
         (arguments.into / f"{place().rank}.json").write_text(json.dumps(ticks))

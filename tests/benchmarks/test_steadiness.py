@@ -1,5 +1,7 @@
 """What a machine's past tells of its future, as it is counted."""
 
+import sys
+
 import pytest
 
 from comm_plan.benchmarks.steadiness import (
@@ -7,6 +9,7 @@ from comm_plan.benchmarks.steadiness import (
     STRETCH,
     WAYS,
     errors,
+    main,
     measured,
     shares,
 )
@@ -35,3 +38,10 @@ def test_windows_lie_within_the_stretch(windows):
 def test_iterations_are_timed_by_the_tick():
     (only,) = measured(0.1)
     assert 0 < only < 10
+
+
+def test_too_short_a_time_is_refused_before_it_is_spent(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["steadiness", "--minutes", "1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--minutes 1: at least 3" in capsys.readouterr().err
