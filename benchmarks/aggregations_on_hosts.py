@@ -224,7 +224,7 @@ def notes(arguments: argparse.Namespace, networks: dict[int, Network]) -> str:
             f"- Point to point at {arguments.rate}: {links}. The closed form takes "
             "these two: what 1 KiB takes, and the slope of long messages; `from "
             "messages` takes the measured curve at the size of the messages that "
-            "travel. Links let 128 kB pass in a burst, so short messages are faster "
+            "travel. Links let up to 128 kB pass at once, so short messages are faster "
             "than the line.",
             f"- All hosts share this machine's {os.cpu_count()} cores; `CPU` is the "
             "ranks' processor time over what the cores could give in the same time. "
