@@ -206,7 +206,8 @@ def reached() -> Section:
         "at 1 Gbit/s LAGS is behind: many messages, and selecting beside them, cost "
         "four ranks on two cores more than hiding one message saves. At 200 Mbit/s it "
         "hides decoding too, 10 ms, which Eq. 20 does not count, and so gains more "
-        "than S_max.",
+        "than S_max. By newer code LAGS is ahead of SLGS at 1 Gbit/s as well "
+        "([results](results.md)).",
         table(head, rows),
     )
 

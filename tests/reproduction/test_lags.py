@@ -2,6 +2,7 @@
 
 import pytest
 
+from comm_plan.benchmarks.predictions_tables import result
 from comm_plan.planner import find_solver
 from comm_plan.plans import TopK
 from comm_plan.reproduction.lags import (
@@ -10,6 +11,7 @@ from comm_plan.reproduction.lags import (
     predicted,
     printed,
     problem,
+    reached,
 )
 
 
@@ -30,3 +32,9 @@ def test_what_the_page_says_of_the_messages_that_s_max_implies():
     assert numel[inception] < numel[vgg] / 3
     assert 0.8 < implied_s(resnet) / implied_s(vgg) < 1
     assert 1.8 < implied_s(inception) / implied_s(vgg) < 2
+
+
+def test_the_page_does_not_hide_that_newer_code_has_lags_ahead():
+    lines = result("predictions-replay-4x1gbit").lines
+    assert lines["lags, as printed"].measured_s < lines["slgs"].measured_s
+    assert "newer code LAGS is ahead of SLGS at 1 Gbit/s" in reached().text
