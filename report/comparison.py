@@ -12,6 +12,7 @@ from rich.table import Table
 from comm_plan import units
 from comm_plan.plans import Evaluation, RunRecord
 from comm_plan.report.run import computation_off, prediction_error
+from comm_plan.report.spread import overlap
 
 FALLS = {"loss": True, "perplexity": True, "accuracy": False}
 """Whether a metric is better the lower it is, of those that are known by name."""
@@ -75,7 +76,8 @@ def comparison(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title=how,
-        caption=f"speed: over {first}; sent: by a rank in a step{_drift(records)}",
+        caption=f"speed: over {first}; sent: by a rank in a step{_drift(records)}"
+        f"{_noise(records)}",
     )
     table.add_column("run", overflow="fold")
     names = ["predicted", "measured", "off", "speed", "sent"]
@@ -109,6 +111,18 @@ def _drift(records: Sequence[tuple[str, RunRecord]]) -> str:
     return (
         f"\ncomputation took {_more_or_less(off)} than predicted: the machine is {now} "
         "than when it was measured, or has other threads (OMP_NUM_THREADS)"
+    )
+
+
+def _noise(records: Sequence[tuple[str, RunRecord]]) -> str:
+    """Return which runs cannot be told from the first by their iterations."""
+    first, base = records[0]
+    near = [name for name, record in records[1:] if overlap(base, record)]
+    if not near:
+        return ""
+    return (
+        f"\nmay be noise: the speed of {', '.join(near)}, the middle halves of whose "
+        f"iterations overlap with those of {first}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -13,6 +12,7 @@ from comm_plan.report.page.axes import linear
 from comm_plan.report.page.blocks import Figure
 from comm_plan.report.page.chart import Point, Rule, Series, chart
 from comm_plan.report.page.given import ShownRun
+from comm_plan.report.spread import warm
 
 BINS = 32
 LONGEST = 2.0
@@ -22,26 +22,9 @@ LONGEST = 2.0
 def iterations(runs: Sequence[ShownRun]) -> Iterator[Figure]:
     """Yield the distribution of each run's iteration times, warm-up left out."""
     for style, run in enumerate(runs):
-        times = sorted(_warm(run))
+        times = sorted(warm(run.record))
         if len(times) > 1 and times[0] < times[-1]:
             yield _figure(run, times, style)
-
-
-def quartiles(run: ShownRun) -> tuple[float, float] | None:
-    """Return the first and the third quartile of a run's times, of two or more."""
-    times = _warm(run)
-    if len(times) < 2:
-        return None
-    first, _, third = statistics.quantiles(times, method="inclusive")
-    return first, third
-
-
-def _warm(run: ShownRun) -> Sequence[float]:
-    """Return the times that count; with local steps the mean of each whole round."""
-    times, every = run.record.iterations_s, run.record.round_steps
-    starts = range(0, len(times) - every + 1, every)
-    means = [statistics.fmean(times[start : start + every]) for start in starts]
-    return means[max(0, len(means) - run.record.iteration.count) :]
 
 
 def _figure(run: ShownRun, times: Sequence[float], style: int) -> Figure:

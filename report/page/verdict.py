@@ -8,12 +8,12 @@ from comm_plan import units
 from comm_plan.plans.link import link_text
 from comm_plan.plans.plan import TODAY, WORTHWHILE
 from comm_plan.report.page.given import Forecast, Given
-from comm_plan.report.page.iterations import quartiles
 from comm_plan.report.page.subject import (
     Subject,
     fastest_run,
     find_subject,
 )
+from comm_plan.report.spread import quartiles
 
 
 def verdict(given: Given) -> str:
@@ -124,10 +124,11 @@ def _gain(subject: Subject) -> str:
 
 def _noise(subject: Subject) -> Iterator[str]:
     """Yield that the iterations of two runs overlap, if they do."""
-    own, other = (
-        quartiles(run) if run else None for run in (subject.run, subject.baseline_run)
-    )
-    if own and other and not subject.is_baseline and own[1] > other[0]:
+    run, baseline = subject.run, subject.baseline_run
+    if run is None or baseline is None or subject.is_baseline:
+        return
+    own, other = quartiles(run.record), quartiles(baseline.record)
+    if own and other and own[1] > other[0]:
         yield (
             f"The middle halves of the iterations overlap, {_span(*own)} and "
             f"{_span(*other)}: the difference between the runs may be noise."

@@ -123,6 +123,17 @@ def test_a_machine_that_is_not_as_fast_as_it_was_is_named(took_s, said):
     assert said is None or said in " ".join(text.split())
 
 
+def test_runs_that_cannot_be_told_from_the_first_are_named():
+    scattered = (0.05, 0.055, 0.06, 0.065, 0.07, 0.075)
+    ddp, near, far = (
+        run([s * factor for s in scattered]) for factor in (1.0, 0.9, 0.5)
+    )
+    text = printed(comparison([("ddp", ddp), ("near", near), ("far", far)]))
+    said = "may be noise: the speed of near, the middle halves of whose iterations"
+    assert said in " ".join(text.split())
+    assert "noise" not in printed(comparison([("ddp", ddp), ("far", far)]))
+
+
 def test_runs_without_evaluations_have_no_such_columns():
     text = printed(comparison([("ddp", run(accuracies=()))], target=0.9))
     assert "accuracy" not in text
