@@ -61,7 +61,7 @@ def overview(network: Network) -> Table:
     result.add_column("collective")
     known = [name for name in _FACTS if any(of[name] for of in facts.values())]
     for name in known:
-        result.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", overflow="fold")
     for collective, of in facts.items():
         result.add_row(collective, *(of[name] for name in known))
     return result
@@ -107,7 +107,7 @@ def table(network: Network, collective: str) -> Table:
         result.caption = None
         return result
     for name in ("size", "median", "min", "p95", "algbw", "busbw", "fit", "error"):
-        result.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", overflow="fold")
     for row in rows(network, collective):
         result.add_row(*_cells(row))
     return result

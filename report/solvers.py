@@ -172,9 +172,9 @@ def what_if_table(
         caption=f"measured with {units.counted(measured, 'rank')}; others (*) are "
         "extrapolated through the closed forms of the collectives",
     )
-    table.add_column("ranks", justify="right")
+    table.add_column("ranks", justify="right", overflow="fold")
     for name in (*solvers, "bound"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for summary in summaries:
         times = {row.solver: units.seconds(row.iteration_s) for row in summary.rows}
         mark = "" if summary.world_size == measured else " *"
@@ -202,7 +202,7 @@ def speedup_table(summaries: Sequence[Comparison], solvers: Sequence[str]) -> Ta
         "as a share of it; S = N / (1 + r)",
     )
     for name in ("ranks", *solvers):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for summary in summaries:
         size, alone_s = summary.world_size, summary.alone_s
         cells = {

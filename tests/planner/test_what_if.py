@@ -9,7 +9,7 @@ from comm_plan.errors import InputError
 from comm_plan.planner import Settings, make_problem, solve, summarise
 from comm_plan.planner.what_if import what_if
 from comm_plan.plans.compression import METHODS
-from comm_plan.report.solvers import speedup_table
+from comm_plan.report.solvers import speedup_table, what_if_table
 
 SIZES = (2, 8, 64)
 
@@ -25,9 +25,9 @@ def network(build):
                          allreduce=build.fit((0, 1e-4, 1e-9)))  # fmt: skip
 
 
-def printed(table):
+def printed(table, width=120):
     out = StringIO()
-    Console(file=out, width=120).print(table)
+    Console(file=out, width=width).print(table)
     return out.getvalue()
 
 
@@ -71,6 +71,16 @@ def test_the_speed_up_is_n_over_1_plus_r(profile, network):
     assert f"{8 / (1 + r):.2f} ({r:.2f})" in printed(
         speedup_table([summary], ["single"])
     )
+
+
+def test_no_figure_is_cut_where_the_terminal_is_narrow(profile, network):
+    solvers = ["wfbp", "single", "threshold", "mg-wfbp", "optimal"]
+    summaries = what_if(profile, network, SIZES, solvers, Settings()).summaries
+    for table in (
+        speedup_table(summaries, solvers),
+        what_if_table(summaries, solvers, measured=8),
+    ):
+        assert "…" not in printed(table, width=50)
 
 
 def test_layers_hold_all_elements_and_are_ready_as_their_last_tensor(build):

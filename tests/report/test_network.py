@@ -23,8 +23,8 @@ def network(name, fit=FIT, samples=True):
     return Network(backend="gloo", world_size=4, collectives={name: cost})
 
 
-def shown(document, name):
-    console = Console(file=io.StringIO(), width=120)
+def shown(document, name, width=120):
+    console = Console(file=io.StringIO(), width=width)
     console.print(table(document, name))
     return console.file.getvalue()
 
@@ -61,6 +61,10 @@ def test_the_table_names_sizes_times_and_the_fit():
     for expected in ("1 MiB", "10.0 ms", "9.00 ms", "20.0 ms", "105 MB/s", "+15%"):
         assert expected in text
     assert "1.00 ms + 10.0 ns/B from 0 B; median error 3.0%" in text
+
+
+def test_no_figure_is_cut_where_the_terminal_is_narrow():
+    assert "…" not in shown(network("allreduce"), "allreduce", width=45)
 
 
 def test_the_overview_has_a_row_for_every_collective():
