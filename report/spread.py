@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from comm_plan.plans import RunRecord
 
+Span = tuple[float, float]
+"""From and to, in seconds."""
+
 
 def warm(record: RunRecord) -> Sequence[float]:
     """Return the times that count; with local steps the mean of each whole round."""
@@ -16,21 +19,22 @@ def warm(record: RunRecord) -> Sequence[float]:
     return means[max(0, len(means) - record.iteration.count) :]
 
 
-def quartiles(record: RunRecord) -> tuple[float, float] | None:
+def overlap(one: RunRecord, other: RunRecord) -> tuple[Span, Span] | None:
+    """Return the middle halves of their iterations, where they overlap.
+
+    Then a difference between the two may be noise. None: they do not, or one of them is
+    not known.
+    """
+    own, others = _middle_half(one), _middle_half(other)
+    if own is None or others is None:
+        return None
+    return (own, others) if own[0] < others[1] and others[0] < own[1] else None
+
+
+def _middle_half(record: RunRecord) -> Span | None:
     """Return the first and the third quartile of a run's times, of two or more."""
     times = warm(record)
     if len(times) < 2:
         return None
     first, _, third = statistics.quantiles(times, method="inclusive")
     return first, third
-
-
-def overlap(one: RunRecord, other: RunRecord) -> bool:
-    """Return whether the middle halves of their iterations do, where they are known.
-
-    Then a difference between the two may be noise.
-    """
-    own, others = quartiles(one), quartiles(other)
-    if own is None or others is None:
-        return False
-    return own[0] < others[1] and others[0] < own[1]

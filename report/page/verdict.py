@@ -13,7 +13,7 @@ from comm_plan.report.page.subject import (
     fastest_run,
     find_subject,
 )
-from comm_plan.report.spread import quartiles
+from comm_plan.report.spread import overlap
 
 
 def verdict(given: Given) -> str:
@@ -127,11 +127,11 @@ def _noise(subject: Subject) -> Iterator[str]:
     run, baseline = subject.run, subject.baseline_run
     if run is None or baseline is None or subject.is_baseline:
         return
-    own, other = quartiles(run.record), quartiles(baseline.record)
-    if own and other and own[1] > other[0]:
+    if spans := overlap(run.record, baseline.record):
+        own, other = (_span(*span) for span in spans)
         yield (
-            f"The middle halves of the iterations overlap, {_span(*own)} and "
-            f"{_span(*other)}: the difference between the runs may be noise."
+            f"The middle halves of the iterations overlap, {own} and {other}: the "
+            "difference between the runs may be noise."
         )
 
 
