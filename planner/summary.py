@@ -1,18 +1,18 @@
-"""Solvers side by side, each run once, and in plain words what there is to gain."""
+"""Solvers side by side, each run once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from comm_plan import units
 from comm_plan.errors import InputError
 from comm_plan.planner.documents import dense_lower_bound_s, to_plan
-from comm_plan.planner.problem import DDP_CAPS, HOROVOD_CAPS, Problem, Solution
+from comm_plan.planner.prediction import Prediction
+from comm_plan.planner.problem import Problem
 from comm_plan.planner.remarks import remarks
-from comm_plan.planner.schedule import Schedule
 from comm_plan.planner.solvers import (
     BASELINES,
     CHOOSING,
@@ -20,63 +20,9 @@ from comm_plan.planner.solvers import (
     SOLVERS,
     find_solver,
 )
+from comm_plan.planner.verdict import judgement, merged_by, verdict
 from comm_plan.plans.compression import METHODS, Dense
 from comm_plan.plans.plan import TODAY, WORTHWHILE, Plan
-
-WHOSE = {DDP_CAPS: "DDP's", HOROVOD_CAPS: "Horovod's"}
-"""Who closes buckets at these caps, in bytes."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the schedule model says of one solver's plan.
-
-    Attributes:
-        solver: its name.
-        label: that, and what was forced upon every bucket.
-        solution: its buckets.
-        schedule: the iteration under them.
-        of_bound: iteration_s as a multiple of the lower bound for dense traffic; a
-            compressed plan may be below 1.
-        iterations: how many the schedule is of.
-    """
-
-    solver: str
-    label: str
-    solution: Solution
-    schedule: Schedule
-    of_bound: float
-    iterations: int = 1
-
-    @property
-    def iteration_s(self) -> float:
-        """Predicted iteration time."""
-        return self.schedule.iteration_s / self.iterations
-
-    @property
-    def exposed_s(self) -> float:
-        """Communication that computation does not hide, of each iteration."""
-        return self.schedule.exposed_s / self.iterations
-
-    @property
-    def buckets(self) -> int:
-        """How many messages an exchange sends."""
-        return len(self.solution.stops)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the ranks meet only after several steps."""
-        return self.iterations > 1
-
-    @property
-    def largest_ratio(self) -> float:
-        """The most compressed bucket's ratio; 1: dense."""
-        return max(option.ratio for option in self.solution.options)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing was forced upon it."""
-        return self.label == self.solver
 
 
 @dataclass(frozen=True)
@@ -149,23 +95,7 @@ class Summary:
         """
         row = self.row(solver)
         today = next((r for r in self.rows if r.solver == TODAY and r.is_plain), row)
-        fastest = self.rows[0]
-        gain = _gain(row.iteration_s, today.iteration_s)
-        if row is today:
-            text = f"this plan: {self._today}"
-        elif abs(gain) <= WORTHWHILE:
-            text = f"this plan, {row.label}: about the time of {self._today}"
-        elif gain > 0:
-            text = f"this plan, {row.label}: {_less(gain, self._today)}"
-        else:
-            text = (
-                f"this plan, {row.label}, loses: {units.percent(-gain)} more time than "
-                f"{self._today}"
-            )
-        if fastest.iteration_s < row.iteration_s * (1 - WORTHWHILE):
-            less = units.percent(_gain(fastest.iteration_s, row.iteration_s))
-            text += f"; {fastest.label} takes {less} less than it"
-        return text
+        return judgement(row, today, self.rows[0], self._today)
 
     def remarks(self, plan: Plan) -> list[str]:
         """Return what must be known beside the prediction of ``plan``, from here."""
@@ -266,84 +196,7 @@ def summarise(
     return Summary(problem, tuple(rows), bound, left_out)
 
 
-def merged_by(caps_nbytes: tuple[int, ...]) -> str:
-    """Return whose buckets have these caps, or how large they are, in bytes."""
-    if caps_nbytes in WHOSE:
-        return f"{WHOSE[caps_nbytes]} buckets"
-    return f"buckets of {', then '.join(map(units.nbytes, caps_nbytes))}"
-
-
-def verdict(
-    rows: Sequence[Prediction], lower_bound_s: float, instead_of: str, *, costed: bool
-) -> str:
-    """Return in one sentence what planning brings over the buckets of ``threshold``.
-
-    Args:
-        rows: at least those of ``threshold`` and ``optimal``.
-        lower_bound_s: for dense traffic.
-        instead_of: what the buckets of ``threshold`` are called.
-        costed: whether the profile says what any compressor costs.
-    """
-    plain = {row.solver: row for row in rows if row.is_plain}
-    today, merged = plain[TODAY], plain[MERGED]
-    dense = [row for row in plain.values() if row.largest_ratio == 1]
-    fastest = min(dense, key=lambda row: row.iteration_s)
-    if fastest.iteration_s < merged.iteration_s * (1 - WORTHWHILE):
-        merged = fastest  # as a large tolerance lets it
-    lossy = [row for row in rows if row.largest_ratio > 1 or row.is_local]
-    if any(row.solver == CHOOSING for row in rows):  # the others keep to no accuracy
-        lossy = [row for row in lossy if row.solver == CHOOSING or row.is_local]
-    planned = min([merged, *lossy], key=lambda row: row.iteration_s)
-    gain = _gain(merged.iteration_s, today.iteration_s)
-    most = _gain(planned.iteration_s, today.iteration_s)
-    if most <= WORTHWHILE and today.exposed_s <= WORTHWHILE * today.iteration_s:
-        hidden_s = today.iteration_s - today.exposed_s
-        exposed = max(0.0, _gain(hidden_s, today.iteration_s))
-        return (
-            f"nothing to gain: {instead_of} leave only {units.percent(exposed)} of the "
-            "iteration exposed"
-        )
-    if most <= WORTHWHILE:
-        best = "no plan is"
-        if most > 0 and units.shows(most):
-            best = f"the best plan is {units.percent(most)}"
-        text = (
-            f"{best} faster than {instead_of}, and no dense plan beats "
-            f"{units.seconds(lower_bound_s)}"
-        )
-        if any(not (row.is_plain and SOLVERS[row.solver].is_baseline) for row in rows):
-            return f"nothing to gain: {text}"
-        left = units.percent(today.exposed_s / today.iteration_s)
-        how = f": try --solver {CHOOSING}" if costed else ", but the profile costs none"
-        return (
-            f"merging gains nothing: {text}; {left} of the iteration is exposed, which "
-            f"compression may save{how}"
-        )
-    if gain > max(WORTHWHILE, most - WORTHWHILE):
-        by = "" if merged.solver == MERGED else f" by {merged.label}"
-        return f"merge only{by}: {_less(gain, instead_of)}, exactly dense"
-    how = "compress" if planned.largest_ratio > 1 else "meet less often"
-    if gain <= WORTHWHILE:
-        return (
-            f"{how}: {planned.label} takes {_less(most, instead_of)}; merging alone "
-            "gains nothing"
-        )
-    return (
-        f"{how}: {planned.label} takes {_less(most, instead_of)}; merging alone, "
-        f"exactly dense, {units.percent(gain)}"
-    )
-
-
-def _less(gain: float, instead_of: str) -> str:
-    return f"{units.percent(gain)} less time than {instead_of}"
-
-
 def _multiple(iteration_s: float, bound_s: float) -> float:
     if bound_s > 0:
         return iteration_s / bound_s
     return 1.0 if iteration_s == 0 else math.inf
-
-
-def _gain(iteration_s: float, instead_of_s: float) -> float:
-    """Return the share of ``instead_of_s`` that is saved; of no time, none."""
-    return 1 - iteration_s / instead_of_s if instead_of_s > 0 else 0.0
