@@ -38,12 +38,23 @@ def remarks(given: Given) -> Iterator[str]:
         yield f"Of {solvers} on {ranks} it is {_predicted(given.forecast)}."
     if run is not None:
         yield from _noise(run)
+    yield from _other_algorithms(given)
+    yield from _other_links(given)
+    yield from _extrapolated(given)
+    if given.tuning and not given.tuning.complete:
+        yield "The trials ended early: not every plan had its turn."
+
+
+def _other_algorithms(given: Given) -> Iterator[str]:
     for shown in given.plans:
         if shown.plan.local_steps is not None:
             yield (
                 f"By {shown.name} the ranks train alone between their exchanges: that "
                 "is another algorithm, hold its loss against that of the others."
             )
+
+
+def _other_links(given: Given) -> Iterator[str]:
     for ran in given.runs:
         if ran.plan is None:
             continue
@@ -53,6 +64,9 @@ def remarks(given: Given) -> Iterator[str]:
                 f"{ran.name} ran on {link_text(link)}, its plan was predicted for "
                 f"{link_text(planned)}: do not compare the two."
             )
+
+
+def _extrapolated(given: Given) -> Iterator[str]:
     for shown in given.plans:
         predicted = shown.plan.predicted
         if predicted and predicted.extrapolated_from:
@@ -66,8 +80,6 @@ def remarks(given: Given) -> Iterator[str]:
             f"The solvers' predictions for {_ranks(forecast.world_size)} are "
             f"extrapolated from {forecast.extrapolated_from}."
         )
-    if given.tuning and not given.tuning.complete:
-        yield "The trials ended early: not every plan had its turn."
 
 
 def _predicted(forecast: Forecast) -> str:
