@@ -75,7 +75,7 @@ class CudaStopwatch(Stopwatch):
         torch.cuda.synchronize(self._device)
         start = self._events[0]
         seconds = [
-            start.elapsed_time(event) / 1e3 if moment in self._marked else math.nan
+            start.elapsed_time(event) / 1e3 if {0, moment} <= self._marked else math.nan
             for moment, event in enumerate(self._events)
         ]
         self._marked.clear()
