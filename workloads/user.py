@@ -22,9 +22,10 @@ tuple of the parts that every training script has anyway::
 ``loss``
     ``loss(outputs, targets)`` such as ``nn.CrossEntropyLoss()``; it is called with what
     the model returns, and with the whole batch where that is a dictionary, and must
-    return a scalar mean over the batch. None: the model takes the whole batch, and
-    returns its loss, or something with a ``loss`` as Hugging Face's models do, or a
-    tuple that begins with it.
+    return a scalar mean over the batch. A module, such as one with class weights, is
+    used on the model's device. None: the model takes the whole batch, and returns its
+    loss, or something with a ``loss`` as Hugging Face's models do, or a tuple that
+    begins with it.
 ``optimizer``
     An optimizer over the model's parameters, or a function that makes one from
     ``model.parameters()``, of which the trained model may be a copy: it uses those that
@@ -38,6 +39,7 @@ Anything else, and evaluation, needs a :class:`comm_plan.workloads.Workload`. If
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -170,9 +172,14 @@ def _dealt(data: Sequence[Any]) -> Batches:
     return batches
 
 
-def _loss(name: str, criterion: Any) -> Loss:
+def _loss(name: str, given: Any) -> Loss:
+    by_device: dict[torch.device, Any] = {}
+
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        batch = _moved(batch, device_of(model))
+        device = device_of(model)
+        if device not in by_device:
+            by_device[device] = _criterion_on(device, given)
+        criterion, batch = by_device[device], _moved(batch, device)
         if isinstance(batch, dict):
             return criterion(_outputs(model, batch), batch)  # type: ignore[no-any-return]
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -185,6 +192,16 @@ def _loss(name: str, criterion: Any) -> Loss:
         return criterion(_outputs(model, inputs), targets)  # type: ignore[no-any-return]
 
     return loss
+
+
+def _criterion_on(device: torch.device, given: Any) -> Any:
+    """Return ``given``, or, where it is a module with tensors elsewhere, a copy."""
+    if not isinstance(given, nn.Module):
+        return given
+    tensors = (*given.parameters(), *given.buffers())
+    if all(tensor.device == device for tensor in tensors):
+        return given
+    return copy.deepcopy(given).to(device)
 
 
 def _own_loss(name: str) -> Loss:

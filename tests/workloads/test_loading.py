@@ -367,6 +367,18 @@ def test_a_dictionary_is_keywords_and_the_loss_sees_all_of_it():
     assert workload.batch_size == 3
 
 
+def test_a_loss_with_class_weights_follows_the_model():
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))
+    batch = torch.ones(2, 4), torch.tensor([0, 1])
+    model = nn.Linear(4, 2)
+    workload = from_parts("own", (model, [batch], weighted))
+    expected = weighted(model(batch[0]), batch[1])
+    assert torch.equal(workload.loss(model, batch), expected)
+    elsewhere = copy.deepcopy(model).to("meta")
+    assert workload.loss(elsewhere, batch).device.type == "meta"
+    assert torch.equal(workload.loss(model, batch), expected)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
