@@ -327,10 +327,12 @@ def over(
 
     Args:
         group: None: the default one.
-        device: where the tensors live, if it is known.
+        device: where the tensors live, if it is known; where the group does not serve
+            it, those live where it does.
     """
-    on_cuda = device is not None and device.type == "cuda"
-    return TorchTransport(group, device=device if on_cuda else None).watched()
+    served = {"cpu", "cuda"} & _engines(group).keys()
+    known = device is not None and device.type in served
+    return TorchTransport(group, device=device if known else None).watched()
 
 
 @contextmanager
@@ -472,11 +474,14 @@ def _backend(group: dist.ProcessGroup | None, device: torch.device | None) -> st
 
     A group made without naming a backend has one for each type of device.
     """
-    engines = dict(
-        pair.split(":") for pair in dist.get_backend_config(group).split(",")
-    )
+    engines = _engines(group)
     preferred = device.type if device else "cuda" if "nccl" in engines.values() else ""
     return engines.get(preferred, engines.get("cpu", dist.get_backend(group)))
+
+
+def _engines(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """Return the engine for each type of device that ``group`` serves."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
 
 
 def _timeout_of(group: dist.ProcessGroup | None, device: torch.device) -> timedelta:

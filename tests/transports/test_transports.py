@@ -94,6 +94,27 @@ def test_a_group_of_some_is_not_split_off_one_that_is_bound_to_a_device(some):
     world.bound_device_id = None
 
 
+@pytest.mark.usefixtures("one_rank_group")
+@pytest.mark.parametrize(
+    ("config", "model_on", "backend", "device"),
+    [
+        ("cpu:gloo,cuda:nccl", "cpu", "gloo", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda:1", "nccl", "cuda:1"),
+        ("cpu:gloo,cuda:nccl", None, "nccl", "cuda:0"),
+        ("cuda:nccl", "cpu", "nccl", "cuda:0"),
+        ("cpu:gloo,cuda:gloo", "cuda:1", "gloo", "cuda:1"),
+    ],
+)
+def test_a_group_moves_what_is_where_the_model_is_if_it_can(
+    config, model_on, backend, device, monkeypatch
+):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(distributed, "_timeout_of", lambda group, device: None)
+    ranks = distributed.over(None, None if model_on is None else torch.device(model_on))
+    assert (ranks.backend, str(ranks.device)) == (backend, device)
+
+
 def test_of_large_objects_only_the_last_are_held(monkeypatch):
     held = deque(maxlen=32)
     monkeypatch.setattr(distributed, "_held", held)
