@@ -59,7 +59,9 @@ class StochasticRounding:
         """
         if self.loops is None:
             floor = x.floor()
-            uniform = torch.rand(x.shape, generator=self._generator, device=x.device)
+            uniform = torch.rand(
+                x.shape, generator=self._generator, dtype=x.dtype, device=x.device
+            )
             out.copy_(floor.add_(uniform < x - floor))
             return
         for chunk, rounded in in_chunks(x, out):

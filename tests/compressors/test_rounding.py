@@ -71,6 +71,19 @@ def test_rounding_depends_on_the_key_alone():
         assert not torch.equal(first, rounded(x, *random_key(*other)))
 
 
+def test_the_default_dtype_of_the_users_program_changes_no_number():
+    """In bfloat16 a number of 1e-3 would be 3 times as large on average."""
+    x = torch.full((2000,), 1e-3)
+    expected = rounded(x, 7)
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float64, torch.bfloat16, torch.float16):
+            torch.set_default_dtype(dtype)
+            assert torch.equal(rounded(x, 7), expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("value", [0.0, 1e-3, -0.3, 1.0, -1.0])
