@@ -61,8 +61,9 @@ def _gather_unequal(
     dtypes = [tensor.dtype for tensor in message]
     sizes = [tensor.nbytes for tensor in message[:-1]]
     device = message[0].device
-    header = torch.tensor(sizes, dtype=torch.int64, pin_memory=device.type == "cuda")
-    header = header.to(device, non_blocking=True)
+    header = torch.tensor(
+        sizes, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+    ).to(device, non_blocking=True)
     buffer = pack((header, *message)) if sizes else pack(message)
     rows = transport.all_gather_unequal(buffer)
     head = header.nbytes  # of every rank, read at once: each reading waits for a GPU

@@ -27,7 +27,9 @@ class SummedCompressor(Compressor[SpecT]):
         """Start without a buffer."""
         super().__init__(spec, collective, slots, context)
         # PyTorch takes longer to make a tensor of a number than to multiply by it.
-        self._ranks = torch.tensor(float(context.world_size), dtype=torch.float64)
+        self._ranks = torch.tensor(
+            float(context.world_size), dtype=torch.float64, device="cpu"
+        )
         self._share = 1.0 / self._ranks
         self._numels = [slot.numel for slot in self.slots]
         self.buffer = self._mean = torch.empty(0)

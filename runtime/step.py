@@ -473,7 +473,9 @@ class Step:
             flags.fill_(channel.rank + 1 + channel.world_size)
         if self._setup.find_unused_parameters:
             used = [used for _, _, _, used in self._parameters()]
-            told = torch.tensor(used, dtype=torch.int32, pin_memory=flags.is_cuda)
+            told = torch.tensor(
+                used, dtype=torch.int32, device="cpu", pin_memory=flags.is_cuda
+            )
             flags = torch.cat([flags, told.to(flags.device, non_blocking=True)])
         return flags
 

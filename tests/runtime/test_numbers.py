@@ -7,10 +7,12 @@ with the rank that is to blame, wherever that is.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from comm_plan import parallelize
 from comm_plan.errors import NonFiniteError
@@ -69,7 +71,7 @@ class Trained:
             self.step(transport.rank + step, value if affected and step == 1 else None)
             if step == 1:
                 self.refused = self.engine.skipped_steps == 1 or self.said is not None
-        self.parameters = nn.utils.parameters_to_vector(self.model.parameters())
+        self.parameters = parameters_to_vector(self.model.parameters())
         self.remembered = [
             tensor
             for quantities in self.engine.remembered().values()
@@ -179,6 +181,30 @@ def test_the_default_dtype_of_the_users_program_changes_nothing(name, default_dt
             assert all(torch.equal(own, other) for own, other in each)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_default_device_of_the_users_program_changes_nothing(name):
+    """A model may be elsewhere than where the program's other tensors are made."""
+
+    def trained(transport, elsewhere):
+        model = net()
+        plan = plan_for(model, RANKS, *METHODS[name])
+        batch = torch.ones(BATCH, FEATURES)
+        with torch.device("meta") if elsewhere else nullcontext():
+            engine = parallelize(
+                model, plan, transport=transport, find_unused_parameters=True
+            )
+            with engine:
+                model(batch).square().mean().backward()
+                model(batch)
+                engine.skip_step()
+        return parameters_to_vector(model.parameters()), engine.skipped_steps
+
+    expected = run_ranks(RANKS, trained, False)
+    for own, reference in zip(run_ranks(RANKS, trained, True), expected, strict=True):
+        assert torch.equal(own[0], reference[0])
+        assert own[1] == reference[1] == 1
+
+
 def trained_at(scale, method):
     """Return what ranks have after six steps, in which the scale of the loss doubles.
 
@@ -200,7 +226,7 @@ def trained_at(scale, method):
                 scaler.scale(model(inputs).square().mean()).backward()
                 scaler.step(optimizer)
                 scaler.update()
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
+        return parameters_to_vector(model.parameters()).detach()
 
     return run_ranks(RANKS, rank)
 
