@@ -318,11 +318,13 @@ class Training(Group):
 
 def grouped(verb: Verb) -> Verb:
     """Give a verb an option for each field of its parameters that are groups."""
-    hints = get_type_hints(verb, include_extras=True)
+    # Not get_type_hints: until Python 3.11 it hides what has None for a default.
+    own_parameters = inspect.signature(verb, eval_str=True).parameters
     groups = {
-        name: hint
-        for name, hint in hints.items()
-        if isinstance(hint, type) and issubclass(hint, Group)
+        name: parameter.annotation
+        for name, parameter in own_parameters.items()
+        if isinstance(parameter.annotation, type)
+        and issubclass(parameter.annotation, Group)
     }
 
     @wraps(verb)
@@ -334,12 +336,8 @@ def grouped(verb: Verb) -> Verb:
 
     parameters = [
         option
-        for name, parameter in inspect.signature(verb).parameters.items()
-        for option in (
-            _options(groups[name])
-            if name in groups
-            else [parameter.replace(annotation=hints[name])]
-        )
+        for name, parameter in own_parameters.items()
+        for option in (_options(groups[name]) if name in groups else [parameter])
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in parameters}

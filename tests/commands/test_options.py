@@ -30,3 +30,19 @@ def test_a_group_of_options_reaches_the_verb_as_one_value():
     assert run(app, ["c", "-w", "0"]).exit_code == 2
     assert "─ Size ─" in run(app, ["--help"]).output
     assert seen == [("a", False, Size()), ("b", True, Size(3, "n"))]
+
+
+def test_an_argument_that_may_be_left_out_stays_one():
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    @grouped
+    def verb(
+        *, what: Annotated[str | None, typer.Argument()] = None, size: Size
+    ) -> None:
+        seen.append(what)
+
+    run = CliRunner().invoke
+    assert run(app, ["a"]).exit_code == 0
+    assert run(app, []).exit_code == 0
+    assert seen == ["a", None]
