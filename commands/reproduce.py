@@ -17,7 +17,7 @@ def reproduce(
     ] = False,
     folder: Annotated[
         Path | None,
-        typer.Option("--trainings", help="Where trainings are kept. [default: none]"),
+        typer.Option("--trainings", help="Where trainings are kept. Default: nowhere."),
     ] = None,
 ) -> None:
     """Set the papers' figures beside ours, on a page; trains for some minutes."""

@@ -72,8 +72,8 @@ def train(
         str | None,
         typer.Option(
             metavar="exact|micro-batches:N",
-            help="Where vgc and hybrid get per-sample second moments from. [default: "
-            "exact where they can be had]",
+            help="Where vgc and hybrid get per-sample second moments from. Default: "
+            "exact where they can be had.",
         ),
     ] = None,
     diagnostics: Annotated[

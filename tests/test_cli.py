@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.text import Text
 from typer.main import get_command
 
 from comm_plan import __version__, cli, demo
@@ -94,6 +95,13 @@ def here(folder, monkeypatch):
     """The same folder, as the working directory."""
     monkeypatch.chdir(folder)
     return folder
+
+
+def test_no_word_of_help_is_taken_for_a_style():
+    for verb in get_command(cli.app).commands.values():
+        for parameter in verb.params:
+            help = getattr(parameter, "help", None) or ""
+            assert Text.from_markup(help).plain == help, parameter.name
 
 
 def test_help_is_quick_and_needs_no_torch():
