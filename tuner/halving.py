@@ -105,8 +105,7 @@ class Halving:
         coming = _coming(wished, len(running) - 1)
         for number, iterations in enumerate(coming):
             splits = self._splits(running, iterations)
-            rounds_left = len(coming) - number if number else 1
-            split = self._fitting(running, splits, rounds_left)
+            split = self._fitting(running, splits, len(coming) - number)
             if split is None:
                 return
             results = self._round(running, split)

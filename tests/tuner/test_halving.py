@@ -164,6 +164,23 @@ def test_what_takes_longer_than_predicted_delays_one_block_only():
     assert set(rounds[0][BASE]) == {10.0}
 
 
+@pytest.mark.parametrize("budget_s", [100.0, 200.0, 300.0])
+def test_what_a_plan_took_counts_and_not_how_wrong_its_prediction_was(budget_s):
+    """A round that there is time for goes to its end: A B B A, without a prediction."""
+    machine = Machine({BASE: 1.0, "a": 3.0}, budget_s)
+    rounds, complete = machine.run(predicted={BASE: 1.0, "a": 1.0})
+    assert not complete
+    assert len(rounds) > 1
+    assert machine.order == machine.order[::-1]
+
+
+def test_a_baseline_that_is_alone_is_measured():
+    """As where all plans are the same: a model of one tensor, say."""
+    (first, *_), complete = Machine({BASE: 1.0}).run()
+    assert complete
+    assert len(first[BASE]) == ROUNDS[0]
+
+
 def test_a_round_that_was_broken_off_is_left_out():
     machine = Machine({BASE: 1.0, "a": 1.0}, budget_s=80.0)
 
