@@ -116,10 +116,12 @@ def by_loss(
             f"do not compress: no lossy plan got to the dense plan's loss in its time "
             f"({runs}); {merged}"
         )
-    longer = units.times(1 / best)
+    takes = f"takes up to {units.times(1 / best)}"
+    if best > 1:
+        takes = f"may save no more than {units.percent(1 - 1 / best)} of"
     return control, (
-        f"do not compress: the best lossy plan, {name}, takes up to {longer} the time "
-        f"of the dense one to its loss ({runs}); {merged}"
+        f"do not compress: the best lossy plan, {name}, {takes} the time of the dense "
+        f"one to its loss ({runs}); {merged}"
     )
 
 

@@ -191,7 +191,8 @@ def test_a_curve_is_the_running_mean():
     ("speed_ups", "winner", "words"),
     [
         ({"lags": 1.5}, "lags", "compress with lags"),
-        ({"lags": 1.01}, "optimal", "do not compress"),
+        ({"lags": 1.01}, "optimal", "lags, may save no more than 0.99 % of the time"),
+        ({"lags": 0.5}, "optimal", "lags, takes up to 2.00x the time of the dense one"),
         ({"lags": 0.0}, "optimal", "no lossy plan got to the dense plan's loss"),
         ({}, "optimal", "no lossy plan was worth judging"),
     ],
@@ -205,6 +206,27 @@ def test_lossy_plans_are_judged_by_loss(speed_ups, winner, words):
     chosen, advice = by_loss(trials, trials[1], speed_ups, seeds=3)
     assert chosen.name == winner
     assert words in advice
+
+
+def test_advice_by_loss_says_how_long_trainings_were_and_what_merging_gains():
+    dense = trial("threshold", 1.0), trial("optimal", 0.99)
+    control = dense[0].model_copy(update={"curves": (run([1, 40], [2.0, 1.0]),)})
+    trials = [control, dense[1], trial("lags", 0.3, lossless=False)]
+    _, advice = by_loss(trials, control, {"lags": 2.0}, seeds=1)
+    assert advice == (
+        "compress with lags: it gets to the dense plan's loss in at most 50.0 % of its "
+        "time (1 seed, 40.0 s of training each); merging alone gains nothing"
+    )
+
+
+def test_the_best_lossy_plan_is_named_whatever_it_is_called():
+    trials = [
+        trial("threshold", 1.0),
+        trial("auto", 0.2, lossless=False),
+        trial("lags", 0.3, lossless=False),
+    ]
+    _, advice = by_loss(trials, trials[0], {"auto": 0.8, "lags": 0.4}, seeds=3)
+    assert "the best lossy plan, auto, takes up to 1.25x" in advice
 
 
 def test_rounds_of_local_steps_are_no_compression():
