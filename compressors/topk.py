@@ -28,6 +28,7 @@ a tensor on a rank, as given; DGC takes a norm of the whole model over sqrt(P).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -86,6 +87,7 @@ class TopKCompressor(Compressor[TopK]):
         self._selections = [fresh_state(context.device) for _ in self.slots]
         self._floor: float | None = None  # that the message is laid out for
         self._ks: list[int] = []
+        self._segments: list[slice] = []  # of the message, by tensor
         self._sent: Message = ()
         self._received: Sequence[Message] = ()
 
@@ -199,6 +201,10 @@ class TopKCompressor(Compressor[TopK]):
             selected(slot.numel, max(density, self._floor))
             for slot, density in zip(self.slots, self._densities, strict=True)
         ]
+        ends = accumulate(self._ks)
+        self._segments = [
+            slice(end - k, end) for k, end in zip(self._ks, ends, strict=True)
+        ]
         values = torch.zeros(
             sum(self._ks), dtype=torch.float32, device=self.context.device
         )
@@ -207,9 +213,9 @@ class TopKCompressor(Compressor[TopK]):
     def _segment(
         self, message: Message, index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        start, k = sum(self._ks[:index]), self._ks[index]
         values, indices = message
-        return values[start : start + k], indices[start : start + k]
+        segment = self._segments[index]
+        return values[segment], indices[segment]
 
 
 def clipped(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
