@@ -73,9 +73,7 @@ class ModelTopKCompressor(Compressor[ModelTopK]):
 
     def encode(self) -> Message:
         """Accumulate the vector and return its largest elements, by index."""
-        if self.spec.clip_norm is not None:
-            max_norm = self.spec.clip_norm * self.scale
-            self._vector.copy_(clipped(self._vector, max_norm))
+        self._vector.copy_(clipped(self._vector, self.spec.clip_norm, self.scale))
         for index, part in enumerate(self._parts):
             part.copy_(self.accelerated(index, part))
         self._whole.density_floor = self.density_floor

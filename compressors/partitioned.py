@@ -62,8 +62,7 @@ class PartitionedCompressor(Compressor[SpecT]):
         second_moment: torch.Tensor | None = None,
     ) -> None:
         """Accumulate ``gradient``, or what momentum makes of it."""
-        if self.spec.clip_norm is not None:
-            gradient = clipped(gradient, self.spec.clip_norm * self.scale)
+        gradient = clipped(gradient, self.spec.clip_norm, self.scale)
         step = self.accelerated(index, gradient)
         self.state[RESIDUAL][index].add_(step)
         if VELOCITY in self.state:

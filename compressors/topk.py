@@ -188,8 +188,7 @@ class TopKCompressor(Compressor[TopK]):
     def _step_of(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return what is added to the residual of tensor ``index``."""
         self._fit_message()
-        if self.spec.clip_norm is not None:
-            gradient = clipped(gradient, self.spec.clip_norm * self.scale)
+        gradient = clipped(gradient, self.spec.clip_norm, self.scale)
         return self.accelerated(index, gradient)
 
     def _fit_message(self) -> None:
@@ -218,8 +217,12 @@ class TopKCompressor(Compressor[TopK]):
         return values[segment], indices[segment]
 
 
-def clipped(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """Return ``gradient``, scaled down where its norm exceeds ``max_norm``."""
+def clipped(
+    gradient: torch.Tensor, clip_norm: float | None, scale: float
+) -> torch.Tensor:
+    """Return ``gradient``, its norm cut to ``clip_norm``, if any, times ``scale``."""
+    if clip_norm is None:
+        return gradient
     norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-    scale: torch.Tensor = (max_norm / norm).clamp(max=1.0)
-    return gradient * scale
+    share: torch.Tensor = (clip_norm * scale / norm).clamp(max=1.0)
+    return gradient * share
