@@ -45,10 +45,7 @@ class TernGradCompressor(Compressor[TernGrad]):
         loops(context.device)
         self._numels = [slot.numel for slot in self.slots]
         device = context.device
-        self._clipped = [
-            torch.zeros(numel, dtype=torch.float32, device=device)
-            for numel in self._numels
-        ]
+        self._clipped = self._zeros_by_slot()
         self._scalers = torch.zeros(len(self.slots), dtype=torch.float32, device=device)
         self._trits = torch.zeros(sum(self._numels), dtype=torch.int8, device=device)
         self._messages: list[tuple[torch.Tensor, ...]] = []
