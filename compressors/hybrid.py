@@ -17,12 +17,11 @@ an element that was just sent (see :mod:`~comm_plan.compressors.vgc`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Slot
+from comm_plan.compressors.base import RESIDUAL, VARIANCE
 from comm_plan.compressors.strom import StromCompressor
 from comm_plan.compressors.vgc import accumulate, unambiguous
 from comm_plan.compressors.words import Array
@@ -33,13 +32,6 @@ class HybridCompressor(StromCompressor[Hybrid]):
     """Sends plus or minus ``spec.tau`` for unambiguous elements above it."""
 
     judged_by = (RESIDUAL, VARIANCE)
-
-    def __init__(
-        self, spec: Hybrid, collective: str, slots: Sequence[Slot], context: Context
-    ) -> None:
-        """Start with nothing kept; see :class:`Compressor`."""
-        super().__init__(spec, collective, slots, context)
-        self._variance = self._remember(VARIANCE)
 
     def add(
         self,
@@ -65,8 +57,8 @@ class HybridCompressor(StromCompressor[Hybrid]):
     def _take(
         self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
     ) -> torch.Tensor:
-        tau, variance = self._tau, self._variance.index_select(0, position)
+        tau, variance = self._tau, self._flat[VARIANCE].index_select(0, position)
         left = super()._take(position, residual, sent)
         variance -= 2 * tau * residual.abs() - tau**2
-        self._variance.index_copy_(0, position, variance.clamp_min_(0))
+        self._flat[VARIANCE].index_copy_(0, position, variance.clamp_min_(0))
         return left

@@ -78,7 +78,6 @@ class VgcCompressor(WordCompressor[Vgc]):
     ) -> None:
         """Start with nothing kept; see :class:`Compressor`."""
         super().__init__(spec, collective, slots, context)
-        self._variance = self._remember(VARIANCE)
         ends = list(running_sums(self._numels))
         self._ends = torch.tensor(ends, device=context.device)
         self._header_words = -(-len(self.slots) // 4)
@@ -123,7 +122,7 @@ class VgcCompressor(WordCompressor[Vgc]):
         self, position: torch.Tensor, residual: torch.Tensor, sent: torch.Tensor
     ) -> torch.Tensor:
         left = super()._take(position, residual, sent)
-        self._variance.index_copy_(0, position, left.square())
+        self._flat[VARIANCE].index_copy_(0, position, left.square())
         return left
 
     def _read(self, message: Message) -> tuple[torch.Tensor, torch.Tensor]:

@@ -84,7 +84,7 @@ class WordCompressor(Compressor[WordsT]):
     """
 
     judged_by: tuple[str, ...] = (RESIDUAL,)
-    """The quantities that say whether an element is sent."""
+    """The quantities of the state that say whether an element is sent."""
 
     def __init__(
         self, spec: WordsT, collective: str, slots: Sequence[Slot], context: Context
@@ -94,7 +94,9 @@ class WordCompressor(Compressor[WordsT]):
         _check_indexable(spec.kind, self.slots)
         self._numels = [slot.numel for slot in self.slots]
         self._flat: dict[str, torch.Tensor] = {}
-        self._residual = self._remember(RESIDUAL)
+        for quantity in self.judged_by:
+            self._remember(quantity)
+        self._residual = self._flat[RESIDUAL]
         self._sums = self._zeros()
         self._sums_by_slot = torch.split(self._sums, self._numels)
         loops(context.device)  # which may have to be compiled first
