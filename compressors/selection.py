@@ -88,11 +88,10 @@ def accumulate_and_select(
             residual, gradient, k, state
         )
         return selection
-    if gradient.dtype != torch.float32:
-        gradient = gradient.float()
-    values, indices = _accumulate_and_select(
-        residual.numpy(), gradient.numpy(), k, state
-    )
+    array = residual.numpy()
+    indices = _choose(array, gradient.float().numpy(), k, state)
+    values = array[indices]
+    array[indices] = 0
     return torch.from_numpy(values), torch.from_numpy(indices.astype(np.int32))
 
 
@@ -203,15 +202,6 @@ def _kth_largest(magnitudes: Floats, k: int) -> np.float32:
     """
     negative: np.float32 = np.partition(-magnitudes, k - 1)[k - 1]
     return -negative
-
-
-def _accumulate_and_select(
-    residual: Floats, gradient: Floats, k: int, state: LastSelection | None
-) -> tuple[Floats, Integers]:
-    indices = _choose(residual, gradient, k, state)
-    values = residual[indices]
-    residual[indices] = 0
-    return values, indices
 
 
 def _choose(
