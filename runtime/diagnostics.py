@@ -77,20 +77,19 @@ def writer(path: Path, every: int) -> Watcher:
         OutputError: the file or folder cannot be written, or later no longer.
     """
     _check(path)
-    sinks: list[Callable[[int, Figures], None]] = []
-    begun: list[int] = []
+    sink: Callable[[int, Figures], None] | None = None
+    first: int | None = None
 
     def watch(event: Event, engine: Engine) -> None:
-        if not begun:
-            begun.append(event.step)
+        nonlocal sink, first
+        first = event.step if first is None else first
         if event.step % every:
             return
         figures = measure(engine)
         if engine.transport.rank == 0:
             try:
-                if not sinks:
-                    sinks.append(_sink(path, event.step, goes_on=begun[0] > 1))
-                sinks[0](event.step, figures)
+                sink = sink or _sink(path, event.step, goes_on=first > 1)
+                sink(event.step, figures)
             except OSError as error:
                 raise OutputError(
                     f"{path}: cannot be written: {error.strerror}"
