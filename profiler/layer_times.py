@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -130,7 +131,8 @@ def _layer(path: Path, line: int, row: dict[str, str | None]) -> Layer:
         said, _, given = str(error).rpartition(": ")
         number = "whole number" if "int()" in said else "number"
         raise InputError(f"{path}, line {line}: {given} is no {number}") from None
-    in_range = 0 <= layer.forward_s < float("inf") > layer.backward_s >= 0
+    seconds = layer.forward_s, layer.backward_s
+    in_range = all(0 <= each < math.inf for each in seconds)
     if not (layer.name and layer.numel > 0 and in_range):
         raise InputError(
             f"{path}, line {line}: give a name, a numel above 0, and seconds of 0 or "
