@@ -27,7 +27,6 @@ from torch import nn
 
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError, RunError
-from comm_plan.plans import Plan
 from comm_plan.runtime.hooks import updates
 
 REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
@@ -245,27 +244,18 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def taken_over(
-    plan: Plan,
-    parameters: Container[nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
-    taken: TakenMomentum | None = None,
-) -> TakenMomentum | None:
-    """Return the momentum that ``plan`` wants the engine to apply; None: none.
+    parameters: Container[nn.Parameter], optimizer: torch.optim.Optimizer | None
+) -> TakenMomentum:
+    """Return the momentum of ``optimizer``, for a plan that corrects it.
 
     Args:
-        plan: the plan.
         parameters: of the plan.
         optimizer: whose.
-        taken: the same if it has been taken over already.
 
     Raises:
-        InputError: it wants momentum of an optimizer that is not given, has none of
-            ``parameters``, or no momentum that can be taken over.
+        InputError: it is not given, has none of ``parameters``, or no momentum that can
+            be taken over.
     """
-    if not plan.momentum_correction:
-        return None
-    if taken is not None:
-        return taken
     if optimizer is None:
         raise InputError(
             "the plan corrects momentum, so the engine has to take over that of the "

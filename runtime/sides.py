@@ -64,10 +64,13 @@ class EngineMomentum:
             InputError: it wants momentum of an optimizer that is not given, has no
                 parameter of the model, or no momentum that can be taken over.
         """
+        if not plan.momentum_correction:
+            return None
+        if self._taken is not None:
+            return self._taken
         parameters = frozenset(trainable(self._model).values())
-        momentum = taken_over(plan, parameters, self._optimizer, self._taken)
-        if momentum is not None and momentum is not self._taken:
-            undo.callback(momentum.close)
+        momentum = taken_over(parameters, self._optimizer)
+        undo.callback(momentum.close)
         return momentum
 
     def go_on(self, momentum: TakenMomentum | None) -> None:
