@@ -38,9 +38,6 @@ class Session:
         network: likewise.
         listed: the plans to try.
         started_s: when the tuning began, by ``time.perf_counter``.
-
-    Attributes:
-        complete: whether the budget sufficed for all that was to be tried.
     """
 
     def __init__(
@@ -53,7 +50,7 @@ class Session:
         listed: Candidates,
         started_s: float,
     ) -> None:
-        self.complete = False
+        self._complete = False
         self._transport = transport
         self._options = options
         self._profile, self._network = profile, network
@@ -81,14 +78,18 @@ class Session:
         trials = self._ledger.trials()
         halving = self._halving({t.name: t.predicted_s for t in trials}, self._left_s)
         yield from self._ran(halving, ROUNDS_BY_LOSS if by_loss else ROUNDS)
-        self.complete = halving.complete
+        complete = halving.complete
         if by_loss and self._ledger.trials()[0].measured_s is not None:
             yield from self._confirmed()
             yield from self._judging.seeds()
-            self.complete = self.complete and self._judging.complete
+            complete = complete and self._judging.complete
+        self._complete = complete
 
-    def result(self, complete: bool) -> Tuned:
-        """Return what is known so far."""
+    def result(self) -> Tuned:
+        """Return what is known so far.
+
+        Complete once all steps are done, if the budget sufficed for all of them.
+        """
         trials = self._ledger.trials()
         winner, text = self._decided(trials)
         took_s = time.perf_counter() - self._started_s
@@ -103,7 +104,7 @@ class Session:
             objective=self._options.objective,
             budget_s=self._options.budget_s,
             took_s=took_s,
-            complete=complete,
+            complete=self._complete,
             winner=winner,
             advice=text,
             trials=tuple(trials),

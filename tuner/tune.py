@@ -87,8 +87,8 @@ def tune(
     session = Session(workload, transport, options, profile, network, listed, started_s)
     for _ in session.steps():
         if transport.rank == 0:
-            save(session.result(complete=False))
-    result = session.result(complete=session.complete)
+            save(session.result())
+    result = session.result()
     if transport.rank == 0:
         save(result)
     return result
