@@ -14,14 +14,17 @@ States = dict[str, Any]
 
 
 def states() -> States:
-    """Return the states of all global generators."""
+    """Return the states of all global generators; of a device only if it is in use.
+
+    To ask for it would begin to use the device, where a run on the CPU wants none.
+    """
     name, keys, *rest = np.random.get_state()
     generators: States = {
         "python": random.getstate(),
         "numpy": (name, np.asarray(keys).tolist(), *rest),  # no array in checkpoints
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state()
     return generators
 
