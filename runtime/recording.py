@@ -77,7 +77,7 @@ class record:
         elif isinstance(trained, DistributedDataParallel):
             model = trained.module
             self._recorder = Recorder(model)
-            self._ranks = current_transport()
+            self._ranks = current_transport(device=next(model.parameters()).device)
         else:
             raise InputError(
                 f"record: {type(trained).__name__} averages no gradients: give what "

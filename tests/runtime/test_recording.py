@@ -24,6 +24,7 @@ from comm_plan.runtime.record import EngineRecorder, Recorder, _interface_tx_nby
 from comm_plan.tests.profiler.test_round_trip import FakeTime
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
+from comm_plan.transports.local import LocalTransport
 
 RANKS, STEPS = 2, 8
 PAUSE_S = 0.25
@@ -174,6 +175,20 @@ def test_what_ddp_took_is_recorded_too(one_rank_group, tmp_path):
     assert record.interface_tx_nbytes >= 0
     (table,) = tables(record)
     assert "averaged by PyTorch DDP on 1 x gloo" in table.columns[1]._cells
+
+
+def test_the_ranks_of_ddp_talk_where_its_model_is(one_rank_group, monkeypatch):
+    """Not on the current GPU, which is rank 0's on all ranks if nobody sets it."""
+    asked = []
+
+    def transport(*, device):
+        asked.append(device)
+        return LocalTransport(device)
+
+    monkeypatch.setattr(recording, "current_transport", transport)
+    model = DistributedDataParallel(net())
+    comm_plan.record(model)
+    assert asked == [torch.device("cpu")]
 
 
 def test_an_interface_that_goes_while_it_is_read_is_left_out(monkeypatch, tmp_path):
