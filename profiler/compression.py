@@ -240,10 +240,10 @@ def _seconds(
     """Return what adding, encoding, decoding one and another message take a tensor."""
     device = compressor.context.device
     tensors, numel = len(compressor.slots), compressor.slots[0].numel
-    gradient = torch.randn(numel, device=device)
+    gradient = torch.randn(numel, dtype=torch.float32, device=device)
     moment = compressor.spec.second_moment_at(density)
     second_moment = None if moment is None else torch.full_like(gradient, moment)
-    means = torch.empty(tensors, numel, device=device)
+    means = gradient.new_empty(tensors, numel)
     own: list[tuple[float, float, float, float]] = []
     fewest, most = (_WARMUP + count for count in REPETITIONS)
     until_s = _now(device) + LONG_ENOUGH_S

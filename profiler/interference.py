@@ -92,7 +92,7 @@ class AllReduce:
 
     def __init__(self, channel: Transport, numel: int) -> None:
         self._channel = channel
-        self._buffer = torch.zeros(numel, device=channel.device)
+        self._buffer = torch.zeros(numel, dtype=torch.float32, device=channel.device)
 
     def __call__(self, finished: bool) -> bool:
         """Return whether all ranks have finished.
@@ -115,8 +115,8 @@ class Codec:
     """
 
     def __init__(self, device: torch.device, numel: int, passes: int = 1) -> None:
-        self._source = torch.ones(numel, device=device)
-        self._target = torch.zeros(numel, device=device)
+        self._source = torch.ones(numel, dtype=torch.float32, device=device)
+        self._target = torch.zeros_like(self._source)
         self._passes = passes
 
     def __call__(self, finished: bool) -> bool:

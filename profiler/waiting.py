@@ -39,7 +39,7 @@ class Rendezvous:
     def __init__(self, ranks: Transport, model: nn.Module) -> None:
         self._ranks = ranks
         numel = min(NUMEL, numel_of(trainable(model)))
-        self._buffer = torch.zeros(numel, device=ranks.device)
+        self._buffer = torch.zeros(numel, dtype=torch.float32, device=ranks.device)
         self._buffers = Buffers(model, ranks)
 
     def meet(self) -> None:

@@ -121,7 +121,7 @@ class Adaptation:
         self._profile, self._network = profile, network
         balanced = _balanced_numel(profile, network, engine.transport.world_size)
         self._probed = [
-            torch.zeros(numel, device=engine.transport.device)
+            torch.zeros(numel, dtype=torch.float32, device=engine.transport.device)
             for numel in (1, balanced)
         ]
         self._expected_s = _predicted_s(self._predicted(profile, network))

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from comm_plan.errors import CollectiveError
+from comm_plan.profiler import compression, compression_costs
 from comm_plan.profiler.interference import AllReduce, Codec, repeated
+from comm_plan.profiler.waiting import Rendezvous
 from comm_plan.tests.support.harness import ThreadTransport, run_ranks
+from comm_plan.transports.local import LocalTransport
 
 CPU = torch.device("cpu")
 
@@ -67,3 +71,30 @@ def test_a_broken_network_is_reported_after_the_block():
 def test_passes_over_memory_end_with_this_rank_alone():
     codec = Codec(CPU, 10)
     assert [codec(False), codec(True)] == [False, True]
+
+
+def test_what_is_timed_is_float32_whatever_the_default_of_the_program(monkeypatch):
+    """Else half of the bytes, and conversions, would be taken for what a plan costs."""
+    moved = []
+
+    class Watched(LocalTransport):
+        def all_reduce(self, tensor, operation="sum"):
+            moved.append(tensor.dtype)
+
+    def add(compressor, gradient, second_moment):
+        moved.append(gradient.dtype)
+        of_compressor(compressor, gradient, second_moment)
+
+    of_compressor = compression._add
+    monkeypatch.setattr(compression, "_add", add)
+    model = nn.Linear(2, 2)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        AllReduce(Watched(), 3)(False)
+        Rendezvous(Watched(), model).meet()
+        compression_costs(1024, kinds=["topk"], densities=[0.1])
+        codec = Codec(CPU, 3)
+    finally:
+        torch.set_default_dtype(before)
+    assert set(moved) == {codec._source.dtype, codec._target.dtype} == {torch.float32}
