@@ -123,6 +123,6 @@ class Codec:
         """Return whether this rank has finished."""
         for _ in range(self._passes):
             torch.add(self._target, self._source, out=self._target)
-        if self._source.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+        if self._source.is_cuda:
+            torch.cuda.current_stream(self._source.device).synchronize()
         return finished

@@ -1,5 +1,7 @@
 """What goes on beside ends on all ranks together, whatever happens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,21 @@ def test_a_broken_network_is_reported_after_the_block():
 def test_passes_over_memory_end_with_this_rank_alone():
     codec = Codec(CPU, 10)
     assert [codec(False), codec(True)] == [False, True]
+
+
+def test_passes_over_memory_of_a_gpu_wait_for_that_one(monkeypatch):
+    """Not for the current one, which does nothing."""
+    waited_for = []
+
+    def current_stream(device=None):
+        return SimpleNamespace(synchronize=lambda: waited_for.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    codec = Codec(CPU, 3, passes=0)
+    gpu = torch.device("cuda", 1)
+    codec._source = SimpleNamespace(device=gpu, is_cuda=True)
+    codec(False)
+    assert waited_for == [gpu]
 
 
 def test_what_is_timed_is_float32_whatever_the_default_of_the_program(monkeypatch):
