@@ -193,7 +193,10 @@ class ExactSecondMoments:
     ) -> None:
         if not self._seen.isdisjoint(layer.parameters.values()):
             _refuse(_title(layer), "is used more than once in a backward pass")
-        for name, moment in self._compute(layer, inputs, g).items():
+        # Squares of 16 bits would vanish, or overflow by the scale of the loss.
+        with torch.autocast(g.device.type, enabled=False):
+            moments = self._compute(layer, inputs, g)
+        for name, moment in moments.items():
             parameter = layer.parameters[name]
             self._seen.add(parameter)
             before = self._sums.get(parameter)

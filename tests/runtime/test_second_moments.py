@@ -246,6 +246,22 @@ def test_backward_passes_add_up_until_they_are_asked_for():
         moments.of(model.weight)
 
 
+@pytest.mark.parametrize("scale", [1e-5, 2.0**12])
+def test_a_backward_within_autocast_has_the_same_moments(scale):
+    """In float16 squares of small gradients would vanish, of scaled ones overflow."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    moments = ExactSecondMoments(model)
+    found = []
+    for within in (False, True):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = scale * model(torch.ones(3, 4)).mean()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=within):
+            loss.backward()
+        found.append([moments.of(parameter) for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))
+    assert all(moment.isfinite().all() and moment.any() for moment in found[0])
+
+
 def test_evaluation_in_between_leaves_no_trace():
     torch.manual_seed(0)
     model, inputs = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
