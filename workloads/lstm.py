@@ -11,7 +11,6 @@ from the window before. So perplexities end higher than published.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -79,7 +78,9 @@ def text(training: torch.Tensor, held_out: torch.Tensor, batch_size: int) -> Sou
     )  # [windows, STEPS + 1]; neighbours share a word
 
     def evaluate(model: nn.Module) -> tuple[str, float]:
-        return "perplexity", math.exp(mean_loss(model, judged, EVALUATION_BATCH))
+        loss = mean_loss(model, judged, EVALUATION_BATCH)
+        # Of a model that diverges it is inf, where math.exp raises an error.
+        return "perplexity", torch.tensor(loss, dtype=torch.float64).exp().item()
 
     batches = shards(windows[:, :-1], windows[:, 1:], batch_size=batch_size)
     return Source(batches, evaluate)

@@ -1,5 +1,7 @@
 """Augmented images: right cuts, and the same for every rank and every resume."""
 
+import math
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,3 +113,10 @@ def test_the_language_model_reads_windows_of_words(tmp_path):
     metric, perplexity = source.evaluate(LstmLanguageModel(vocabulary, hidden=4))
     assert metric == "perplexity"
     assert 4 < perplexity < 12  # 7 words and <unk>, not yet learnt
+
+
+def test_the_perplexity_of_a_model_that_diverged_is_inf():
+    words = torch.arange(200) % 7
+    model = LstmLanguageModel(7, hidden=4)
+    torch.nn.init.constant_(model.decoder.bias[:1].data, 5000.0)
+    assert text(words, words, 2).evaluate(model) == ("perplexity", math.inf)
