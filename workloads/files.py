@@ -32,6 +32,7 @@ import torch
 from comm_plan.errors import WorkloadError
 
 CIFAR_IMAGE = (3, 32, 32)
+MNIST_IMAGE = (28, 28)
 CLASSES = 10
 IDX_UINT8 = 8
 END_OF_SENTENCE = "<eos>"
@@ -108,30 +109,42 @@ def _cifar_batch(folder: Path, file: str) -> Labelled:
         )
     records = _bytes(content).view(-1, record)
     labels = records[:, 0].long()
+    _check_labels(labels, path, "CIFAR-10, not CIFAR-100")
+    return Labelled(records[:, 1:].reshape(-1, *CIFAR_IMAGE), labels)
+
+
+def _check_labels(labels: torch.Tensor, path: Path, instead: str) -> None:
+    """Raise WorkloadError if one is beyond those that the models tell apart."""
     if labels.max() >= CLASSES:
         raise WorkloadError(
-            f"{path}: a label is {labels.max()}, above {CLASSES - 1}: take CIFAR-10, "
-            "not CIFAR-100"
+            f"{path}: a label is {labels.max()}, above {CLASSES - 1}: take {instead}"
         )
-    return Labelled(records[:, 1:].reshape(-1, *CIFAR_IMAGE), labels)
 
 
 def mnist(folder: Path) -> tuple[Labelled, Labelled]:
     """Return MNIST's training and test images, [N, 1, 28, 28].
 
     Raises:
-        WorkloadError: a file is missing or is no IDX file of such dimensions.
+        WorkloadError: a file is missing, or is no IDX file of such dimensions or
+            labels.
     """
     return _idx_pair(folder, "train"), _idx_pair(folder, "t10k")
 
 
 def _idx_pair(folder: Path, part: str) -> Labelled:
-    images = _idx(MNIST.find(folder, f"{part}-images-idx3-ubyte"), 3).unsqueeze(1)
+    path = MNIST.find(folder, f"{part}-images-idx3-ubyte")
+    images = _idx(path, 3)
+    if not len(images) or images.shape[1:] != MNIST_IMAGE:
+        raise WorkloadError(
+            f"{path}: its shape is {list(images.shape)}: take MNIST as it is "
+            "published, images of 28x28"
+        )
     path = MNIST.find(folder, f"{part}-labels-idx1-ubyte")
     labels = _idx(path, 1).long()
     if len(images) != len(labels):
         raise WorkloadError(f"{path}: {len(labels)} labels for {len(images)} images")
-    return Labelled(images, labels)
+    _check_labels(labels, path, "MNIST's own labels")
+    return Labelled(images.unsqueeze(1), labels)
 
 
 def _idx(path: Path, dimensions: int) -> torch.Tensor:

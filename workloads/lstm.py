@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from comm_plan.errors import WorkloadError
 from comm_plan.workloads.base import Batches, Workload
 from comm_plan.workloads.data import (
     RANDOM_BATCHES,
@@ -87,10 +88,19 @@ def text(training: torch.Tensor, held_out: torch.Tensor, batch_size: int) -> Sou
 
 
 def lstm_ptb(*, batch_size: int = 20, data: Path | None = None) -> Workload:
-    """Return the LSTM on PTB: batch size of LAGS, learning rate of gTop-k."""
+    """Return the LSTM on PTB: batch size of LAGS, learning rate of gTop-k.
+
+    Raises:
+        WorkloadError: ``data`` does not hold PTB, or not enough of it.
+    """
     source, vocabulary = Source(random_tokens(batch_size)), VOCABULARY
     if data is not None:
         training, held_out, vocabulary = ptb(data)
+        if (words := min(len(training), len(held_out))) <= STEPS:
+            raise WorkloadError(
+                f"--data {data}: one of PTB's texts has {words} words, fewer than the "
+                f"{STEPS + 1} of a window: take ptb.train.txt and ptb.valid.txt whole"
+            )
         source = text(training, held_out, batch_size)
     return Workload(
         name="lstm-ptb",

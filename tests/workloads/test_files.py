@@ -1,5 +1,8 @@
 """Readers of published data sets, on small files in their formats."""
 
+import struct
+from math import prod
+
 import pytest
 import torch
 
@@ -75,6 +78,17 @@ def spoilt_mnist(folder, content):
     return files.mnist
 
 
+def spoilt_labels(folder, content):
+    write_mnist(folder)
+    (folder / "train-labels-idx1-ubyte").write_bytes(content)
+    return files.mnist
+
+
+def idx(*shape, value=0):
+    head = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    return head + bytes([value]) * prod(shape)
+
+
 def spoilt_gzip(folder, content):
     write_mnist(folder, zipped=True)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
@@ -95,6 +109,9 @@ def spoilt_text(folder, content):
         (spoilt_cifar, b"c" * 3073, "a label is 99, above 9: take CIFAR-10"),
         (spoilt_mnist, b"\0\0\x08\x03" + 12 * b"\1", "is no IDX file of bytes in 3"),
         (spoilt_mnist, b"\0\0\x08\x03", "is no IDX file of bytes in 3"),
+        (spoilt_mnist, idx(4, 2, 2), r"its shape is \[4, 2, 2\]: take MNIST"),
+        (spoilt_mnist, idx(0, 28, 28), r"its shape is \[0, 28, 28\]: take MNIST"),
+        (spoilt_labels, idx(4, value=26), "a label is 26, above 9: take MNIST"),
         (spoilt_gzip, b"plain", "cannot be read"),
         (spoilt_text, b"\xff\xfe", "is no text"),
     ],
@@ -103,3 +120,10 @@ def test_a_file_in_another_format_is_refused(tmp_path, spoil, content, message):
     read = spoil(tmp_path, content)
     with pytest.raises(WorkloadError, match=message):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("texts", [("a b\n", "a b\n" * 30), ("a b\n" * 30, "")])
+def test_a_text_that_is_cut_off_is_refused(tmp_path, texts):
+    write_ptb(tmp_path, *texts)
+    with pytest.raises(WorkloadError, match="fewer than the 36 of a window"):
+        load("lstm-ptb", data=tmp_path)
