@@ -88,8 +88,8 @@ def solve(
     export: Annotated[
         ExportTarget | None,
         typer.Option(
-            help="Also write the plan for stock DDP or Horovod, as OUTPUT.ddp.py or "
-            "OUTPUT.horovod.py."
+            help="Also write the plan for stock DDP or Horovod, as OUTPUT_ddp.py or "
+            "OUTPUT_horovod.py."
         ),
     ] = None,
     json: Json = False,
@@ -153,6 +153,7 @@ def solve(
     screen.say(summary.judgement(solver.value))
     screen.say(f"wrote {output}")
     if export and exported:
-        path = output.with_suffix(f".{export.value}.py")
+        # No further dot, which Python could not import.
+        path = output.with_name(f"{output.stem}_{export.value}.py")
         write_atomically(path, exported)
         screen.say(f"wrote {path}")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -450,12 +451,13 @@ def test_solve_writes_a_plan_and_prints_every_solver(here, command):
         assert solver in run.stderr
 
 
-def test_solve_exports_to_those_who_stay_with_ddp(here, command):
+def test_solve_exports_to_those_who_stay_with_ddp(here, command, monkeypatch):
     documents = "profile.json", "network.json"
     run = command("solve", *documents, "-o", "out.json", "--export", "ddp")
     assert run.returncode == 0, run.stderr
-    assert "wrote out.ddp.py" in run.stderr
-    compile((here / "out.ddp.py").read_text(), "out.ddp.py", "exec")
+    assert "wrote out_ddp.py" in run.stderr
+    monkeypatch.syspath_prepend(here)
+    assert callable(import_module("out_ddp").wrap)
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(here, command):
