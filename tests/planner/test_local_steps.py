@@ -16,6 +16,7 @@ from comm_plan.planner import (
 )
 from comm_plan.planner.predict import predict
 from comm_plan.plans import LocalSteps, Spread
+from comm_plan.plans.profile import Contention, PhaseRates, Rates
 from comm_plan.tests.planner.test_predict import model, network
 from comm_plan.tests.planner.test_rows import problem as with_rows
 
@@ -55,6 +56,15 @@ def test_the_ranks_wait_for_each_other_once_a_round():
         for each in (profile, waiting)
     )
     assert other - one == pytest.approx(0.25 / EVERY)
+
+
+def test_messages_of_a_round_go_on_beside_compression_only():
+    compressing = PhaseRates(transfer=Rates(compute=0.5, channel=0.5))
+    contention = Contention(world_size=2, compressing=compressing)
+    profile = model(3).model_copy(update={"contention": contention})
+    compute = make_problem(profile, network(1e-7), settings()).compute
+    assert compute.rates_beside(1.0).transfer == compressing.transfer
+    assert compute.backward_start_s == compute.backward_end_s
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -222,6 +222,13 @@ def test_a_model_without_second_moments_is_not_planned_under_vgc(build):
         vgc(build, SecondMoments(objection="layer a mixes samples"))
 
 
+def test_a_model_without_second_moments_is_planned_by_all_that_need_none(build):
+    moments = SecondMoments(objection="layer a mixes samples")
+    profile = _profile(build).model_copy(update={"second_moments": moments})
+    summary = compared(profile, _network(build, 1e-4, 1e-9))
+    assert summary.plan("optimal").is_dense
+
+
 @pytest.mark.parametrize("asked", [{"accuracy": "none"}, {"allow": ("dense",)}])
 def test_where_nothing_may_be_left_out_auto_had_no_choice(build, asked):
     costs = build.compression(topk=(1e-6, 1e-11))
