@@ -33,6 +33,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakSet
 
 from comm_plan.errors import CollectiveError, PeerError, RunError, one_line
 from comm_plan.transports.calls import Calls
@@ -93,9 +94,7 @@ class Liveness:
         self._left: list[int] = []
         self._progress = {ranks.rank: Progress()}
         self._links = connect_links(ranks, address)
-        # A forked child (a data loader's worker) would keep the connections open
-        # after this process died.
-        os.register_at_fork(after_in_child=self._drop_links)
+        _with_links.add(self)
         self._thread = threading.Thread(
             target=self._watch, name="comm-plan liveness", daemon=True
         )
@@ -278,6 +277,22 @@ class Liveness:
                 self._report(PeerError(self._verdict))
             os._exit(1)
 
-    def _drop_links(self) -> None:
+    def drop_links(self) -> None:
+        """Close this process's end of all connections."""
         for link in list(self._links):
             link.close()
+
+
+_with_links: WeakSet[Liveness] = WeakSet()
+
+
+def _drop_all_links() -> None:
+    """Let a forked child (a data loader's worker) have none of the connections.
+
+    It would keep them open after this process died.
+    """
+    for liveness in list(_with_links):
+        liveness.drop_links()
+
+
+os.register_at_fork(after_in_child=_drop_all_links)

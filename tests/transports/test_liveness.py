@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 
@@ -79,6 +81,19 @@ def test_ranks_that_leave_in_order_judge_nobody():
         return watched._verdict
 
     assert run_ranks(RANKS, program) == [None] * RANKS
+
+
+def test_nothing_is_kept_of_a_run_that_has_ended():
+    def program(transport):
+        watched = watch(transport, [])
+        transport.barrier()
+        watched.close()
+        watched._thread.join(20)
+        return weakref.ref(watched)
+
+    ended = run_ranks(2, program)
+    gc.collect()
+    assert [reference() for reference in ended] == [None, None]
 
 
 def test_a_rank_leaves_though_another_does_not_answer(monkeypatch):
