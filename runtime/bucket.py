@@ -50,7 +50,7 @@ class BucketExchange:
         planned: Bucket,
         parameters: Sequence[nn.Parameter],
         context: Context,
-        share: bool = False,
+        share: bool,
     ) -> None:
         self.planned = planned
         self.parameters = tuple(parameters)
@@ -369,8 +369,8 @@ def build_buckets(
     parameters: Mapping[str, nn.Parameter],
     transport: Transport,
     seed: int,
-    share: bool = False,
-    momentum_of: MomentumOf | None = None,
+    share: bool,
+    momentum_of: MomentumOf | None,
 ) -> tuple[BucketExchange, ...]:
     """Return the buckets of ``plan``, in launch order.
 

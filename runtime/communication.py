@@ -38,7 +38,7 @@ class Pending(Generic[Result]):
         future: Future[Result],
         run_until: Callable[[Future[Result]], None],
         device: torch.device,
-        done: torch.cuda.Event | None = None,
+        done: torch.cuda.Event | None,
     ) -> None:
         self._future = future
         self._run_until = run_until

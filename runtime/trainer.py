@@ -232,7 +232,7 @@ class Run:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
-        parts: int = 1,
+        parts: int,
     ) -> None:
         self.workload = workload
         self.transport = transport
