@@ -196,14 +196,14 @@ class Adaptation:
         """Begin to solve again if a drift has lasted (rank 0)."""
         each = zip(self._probed, probes_s, strict=True)
         probes = [Probe(probed.nbytes, seconds) for probed, seconds in each]
-        seen = Seen(self._engine.plan, timing), probes
-        changed = self._correction(*seen, self._profile, self._network)
+        seen = Seen(self._engine.plan, timing)
+        changed = self._correction(seen, probes, self._profile, self._network)
         both = zip(changed.observed, self._left, strict=True)
         if not self._drift.outlasts([factor / left for factor, left in both]):
             return
         self._drift.forget()
         self._answered = changed.observed
-        self._solving = _beside(partial(self._propose, *seen, changed))
+        self._solving = _beside(partial(self._propose, seen, probes, changed))
 
     def _correction(
         self, seen: Seen, probes: list[Probe], profile: Profile, network: Network
