@@ -40,13 +40,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from comm_plan.compressors.chunks import CHUNK_NUMEL
 from comm_plan.compressors.loops import loops
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.intp]
 Selection: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
-CHUNK_NUMEL = 1 << 16  # residual, gradient and scratch of a chunk stay in cache
 SMALL_NUMEL = 1 << 13  # below, what goes over everything is quicker than parts
 SMALL_ON_GPU = 1 << 22  # an estimate: a dozen kernels take 0.3 ms to launch there
 HIGH_DENSITY = 0.125  # above, candidates are too many to be worth collecting

@@ -53,7 +53,7 @@ import torch
 from torch.nn.functional import pad
 
 from comm_plan.compressors.base import RESIDUAL, VARIANCE, Context, Message, Slot
-from comm_plan.compressors.selection import EVERYTHING
+from comm_plan.compressors.selection import EVERYTHING, MAGNITUDE_BITS
 from comm_plan.compressors.words import (
     MAX_DISTANCE,
     Array,
@@ -65,7 +65,6 @@ from comm_plan.plans.compression import Vgc
 
 _MANTISSA_BITS = 23
 _HALF_MANTISSA = 1 << (_MANTISSA_BITS - 1)
-_MAGNITUDE = (1 << 31) - 1
 
 
 class VgcCompressor(WordCompressor[Vgc]):
@@ -171,7 +170,7 @@ def quantize(
         The biased IEEE exponent M + 127 of each group [groups] (0 for an empty one),
         and each element's distance d from it [k]; both int32. Only d <= 7 fits a word.
     """
-    magnitude = values.view(torch.int32) & _MAGNITUDE
+    magnitude = values.view(torch.int32) & MAGNITUDE_BITS
     rounded = (magnitude + _HALF_MANTISSA) >> _MANTISSA_BITS
     largest = torch.segment_reduce(  # unsafe: a GPU is not asked for the counts
         values.abs(), "max", lengths=counts, initial=0.0, unsafe=True
