@@ -95,9 +95,6 @@ def doubling(world_size: int) -> Terms:
     return Terms(rounds(world_size), (world_size - 1) / world_size)
 
 
-ALGORITHMS = {"ring": ring, "doubling": doubling}
-
-
 class AllGather(Operation):
     """Every rank: the parts of all ranks; ``nbytes`` is all of them."""
 
@@ -127,7 +124,7 @@ class AllGather(Operation):
 
 ALLGATHER = Collective(
     name="allgather",
-    algorithms=ALGORITHMS,
+    algorithms={"ring": ring, "doubling": doubling},
     bus_factor=lambda world_size: (world_size - 1) / world_size,
     gathers=True,
     sent_by_all=lambda world_size: world_size - 1,
