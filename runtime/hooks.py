@@ -288,7 +288,7 @@ class _Hooks:
             RunError: DDP averages the same gradients.
         """
         wrapper = DistributedDataParallel._active_ddp_module
-        if wrapper is not None and next(wrapper.parameters()) in self._parameters:
+        if not (wrapper is None or self._parameters.isdisjoint(wrapper.parameters())):
             raise RunError(
                 "the model is wrapped in DistributedDataParallel, which averages its "
                 "gradients too: call it unwrapped"

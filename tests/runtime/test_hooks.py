@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import comm_plan
 from comm_plan import parallelize
@@ -69,6 +70,20 @@ def test_a_closed_engine_is_gone_at_once():
         assert left() is None
     finally:
         gc.enable()
+
+
+def test_a_model_in_ddp_is_known_by_any_parameter_though_the_first_is_frozen(
+    monkeypatch,
+):
+    model = net()
+    next(model.parameters()).requires_grad_(False)
+    # No more of the wrapper than its parameters is asked for.
+    monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", model)
+    with (
+        parallelize(model, plan_for(model, 1), transport=LocalTransport()),
+        pytest.raises(RunError, match="wrapped in DistributedDataParallel"),
+    ):
+        model(torch.ones(2, FEATURES))
 
 
 def test_an_optimizer_of_another_model_ends_no_step():
