@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Self
@@ -38,12 +39,14 @@ from comm_plan.runtime.hooks import updates
 from comm_plan.runtime.record import EngineRecorder, Recorder
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
+from comm_plan.transports.distributed import over
 
 
 class record:
     """Watches the training steps in its block, and writes the record of the run.
 
-    Every rank enters and leaves the block. If it fails, nothing is written.
+    Every rank over which gradients are averaged enters and leaves the block. If it
+    fails, nothing is written.
 
     Args:
         trained: the engine, which must not be closed within the block, or a model in
@@ -77,7 +80,7 @@ class record:
         elif isinstance(trained, DistributedDataParallel):
             model = trained.module
             self._recorder = Recorder(model)
-            self._ranks = current_transport(device=next(model.parameters()).device)
+            self._ranks = _ranks_of(trained)
         else:
             raise InputError(
                 f"record: {type(trained).__name__} averages no gradients: give what "
@@ -152,3 +155,11 @@ class record:
             now_s = time.perf_counter()
             self._recorder.add_step(now_s - self._begun_s)
             self._begun_s = now_s
+
+
+def _ranks_of(model: DistributedDataParallel) -> Transport:
+    """Return the ranks over which ``model`` is averaged, which may be some of all."""
+    device = next(model.parameters()).device
+    if model.process_group is dist.group.WORLD:
+        return current_transport(device=device)
+    return over(model.process_group, device)

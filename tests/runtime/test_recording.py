@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import comm_plan
@@ -189,6 +190,12 @@ def test_the_ranks_of_ddp_talk_where_its_model_is(one_rank_group, monkeypatch):
     model = DistributedDataParallel(net())
     comm_plan.record(model)
     assert asked == [torch.device("cpu")]
+
+
+def test_the_ranks_of_ddp_are_those_of_its_own_group(one_rank_group):
+    group = dist.new_group([0])
+    model = DistributedDataParallel(net(), process_group=group)
+    assert comm_plan.record(model)._ranks.process_group is group
 
 
 def test_an_interface_that_goes_while_it_is_read_is_left_out(monkeypatch, tmp_path):
