@@ -28,7 +28,7 @@ MIB = 2**20
 
 def wrap(model, **options):
     """Return ``model`` in DDP (torch 2.13 or newer); ``options`` are DDP's own."""
-    parameters = dict(model.named_parameters())
+    parameters = planned(model)
     buckets = [[parameters[name] for name in bucket] for bucket in BUCKETS]
     if len({{(p.dtype, p.device) for bucket in buckets for p in bucket}}) > 1:
         raise ValueError(
@@ -38,7 +38,9 @@ def wrap(model, **options):
 {check}    caps = [sum(p.nbytes for p in bucket) / MIB for bucket in buckets]
     wrapped = DistributedDataParallel(model, bucket_cap_mb_list=caps, **options)
 {hook}    return wrapped
-'''
+
+
+{planned}'''
 IMPORT_HOOKS = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
 IMPORT_TORCH = "import torch\n"
 CHECK_BF16 = """    built_for_gpus = torch.version.cuda or torch.version.hip
@@ -71,7 +73,7 @@ BUCKETS = {buckets}
 
 def wrap(optimizer, model, **options):
     """Return ``optimizer`` in Horovod's; ``options`` are Horovod's own."""
-    parameters = dict(model.named_parameters())
+    parameters = planned(model)
     return hvd.DistributedOptimizer(
         optimizer,
         named_parameters=parameters.items(),
@@ -79,15 +81,32 @@ def wrap(optimizer, model, **options):
         compression=hvd.Compression.{compression},
         **options,
     )
+
+
+{planned}'''
+
+PLANNED = '''def planned(model):
+    """Return the parameters by name; raise ValueError unless they are the plan's."""
+    parameters = dict(model.named_parameters())
+    trainable = {name for name, p in parameters.items() if p.requires_grad}
+    differing = sorted(trainable ^ {name for bucket in BUCKETS for name in bucket})
+    if differing:
+        raise ValueError(
+            f"this plan of {MODEL} is for another model, they differ in "
+            f"{', '.join(differing)}: profile it, and solve again"
+        )
+    return parameters
 '''
+"""What both files end with: neither would say that a plan is for another model."""
 
 
 def to_ddp(plan: Plan) -> str:
     """Return a module whose ``wrap(model)`` makes DDP follow ``plan``.
 
     From the second iteration on, when DDP has seen in which order gradients get ready.
-    ``wrap`` raises a ValueError where the parameters are of several dtypes or devices,
-    or where torch is built for no GPU and the plan casts to bf16.
+    ``wrap`` raises a ValueError where the parameters are not the plan's, or are of
+    several dtypes or devices, or where torch is built for no GPU and the plan casts to
+    bf16.
 
     Raises:
         InputError: DDP cannot do what the plan says.
@@ -106,11 +125,14 @@ def to_ddp(plan: Plan) -> str:
         imports=imports,
         check=check,
         hook=hook,
+        planned=PLANNED,
     )
 
 
 def to_horovod(plan: Plan) -> str:
     """Return a module whose ``wrap(optimizer, model)`` makes Horovod follow ``plan``.
+
+    ``wrap`` raises a ValueError where the parameters are not the plan's.
 
     Raises:
         InputError: Horovod cannot do what the plan says.
@@ -120,6 +142,7 @@ def to_horovod(plan: Plan) -> str:
         model=_literal(plan.model.name),
         buckets=_buckets(plan),
         compression="none" if kind == "dense" else kind,
+        planned=PLANNED,
     )
 
 

@@ -120,6 +120,17 @@ def test_ddp_casts_to_bf16_where_torch_can(monkeypatch, tmp_path):
     assert registered == [default_hooks.bf16_compress_hook]
 
 
+def test_another_model_is_refused(tmp_path):
+    """Its gradients would be merged otherwise than planned, without a word."""
+    planned = exported(to_ddp(plan_for(net(), 1)), tmp_path)["planned"]
+    model = net()
+    assert planned(model) == dict(model.named_parameters())
+    model[0].bias.requires_grad_(False)
+    model.append(nn.Linear(1, 1, bias=False))
+    with pytest.raises(ValueError, match=r"they differ in 0.bias, [0-9].weight: prof"):
+        planned(model)
+
+
 @pytest.mark.parametrize(("spec", "cast"), [(Dense(), "none"), (Fp16(), "fp16")])
 def test_horovod_gets_the_buckets_as_groups(spec, cast, monkeypatch, tmp_path):
     """Horovod cannot be installed everywhere: a stand-in notes what it is asked for."""
