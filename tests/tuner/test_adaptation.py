@@ -21,7 +21,7 @@ from comm_plan.planner.correction import Correction
 from comm_plan.planner.observed import Probe, Seen
 from comm_plan.planner.predict import predict
 from comm_plan.plans import EmulatedLink, LocalSteps
-from comm_plan.plans.compression import TopK
+from comm_plan.plans.compression import Fp16, TopK
 from comm_plan.runtime.drift import WINDOW
 from comm_plan.runtime.engine import Engine
 from comm_plan.tests.support import documents
@@ -33,6 +33,7 @@ from comm_plan.tuner.adaptation import (
     Adaptation,
     _Proposal,
     _sent,
+    adapt,
 )
 from comm_plan.workloads.replay import Replay
 
@@ -269,6 +270,24 @@ def test_ranks_with_other_documents_are_refused():
     run_ranks(RANKS, rank)
 
 
+def test_the_documents_are_those_that_the_plan_was_solved_from(tmp_path):
+    measured = network(FAST)
+    paths = [str(tmp_path / name) for name in ("profile.json", "network.json")]
+    for document, path in zip((PROFILE, measured), paths, strict=True):
+        document.save(path)
+    other = PROFILE.model_copy(update={"forward_s": 1.0})
+    plan = _for_one(solve(make_problem(PROFILE, measured, SETTINGS), "optimal"))
+    with Engine(Replay(PROFILE), plan, LocalTransport()) as engine:
+        adapt(engine, *paths).close()
+        with pytest.raises(MismatchError, match="solved from another profile"):
+            adapt(engine, other, measured)
+        with pytest.raises(MismatchError, match="solved from another network"):
+            adapt(engine, PROFILE, network(SLOW))
+    by_hand = plan.model_copy(update={"inputs": None})
+    with Engine(Replay(PROFILE), by_hand, LocalTransport()) as engine:
+        adapt(engine, other, measured).close()
+
+
 def test_what_a_plan_sends_is_counted_tensor_by_tensor():
     plan = solve(make_problem(PROFILE, network(FAST), SETTINGS), "single")
     assert _sent(plan, PROFILE) == 360_000
@@ -279,6 +298,35 @@ def test_what_a_plan_sends_is_counted_tensor_by_tensor():
     )
     sent = _sent(plan.model_copy(update={"buckets": buckets}), PROFILE)
     assert sent == pytest.approx(60_000 + 5 * 600)
+    halved = (bucket.model_copy(update={"compressor": Fp16()}),)
+    assert _sent(plan.model_copy(update={"buckets": halved}), PROFILE) == 180_000
+
+
+@pytest.mark.parametrize(
+    ("solver", "share", "taken"),
+    [
+        ("wfbp", 0.94, True),
+        ("wfbp", 0.97, False),
+        ("wfbp", 1.0, False),
+        ("lags", 0.97, True),
+        ("lags", 1.0, True),
+        ("lags", 1.2, False),
+    ],
+)
+def test_a_new_plan_must_be_faster_or_as_fast_and_leave_out_less(solver, share, taken):
+    """Dense buckets, where the engine sent dense ones, or a hundredth, before."""
+    link = SLOW if solver == "lags" else FAST
+    before = _for_one(solve(make_problem(PROFILE, network(link), SETTINGS), solver))
+    assert before.is_dense == (solver == "wfbp")
+    plan = _for_one(solve(make_problem(PROFILE, network(FAST), SETTINGS), "optimal"))
+    adaptation, engine = watched(LocalTransport(), before)
+    expected_s = plan.predicted.iteration_s / share
+    assert adaptation._take(proposal(plan, expected_s=expected_s)) == taken
+    assert engine.plan == (plan if taken else before)
+    now_s = plan.predicted.iteration_s if taken else expected_s
+    assert adaptation._expected_s == now_s
+    adaptation.close()
+    engine.close()
 
 
 def test_a_plan_that_this_run_cannot_go_on_by_is_left(caplog):

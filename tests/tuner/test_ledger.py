@@ -29,3 +29,11 @@ def test_what_others_did_to_the_machine_is_not_said_of_a_plan(rounds):
     assert second.measured_s == pytest.approx(0.9 * first.measured_s)
     assert len(second.rounds) == len(rounds)
     assert {trial.measured_s for trial in others} <= {None}
+
+
+def test_a_round_is_said_by_its_middle_and_its_slowest_twentieth():
+    tried = listed().tried
+    ledger = Ledger(tried)
+    ledger.add_round({TODAY: np.arange(101.0)[::-1]})
+    (summary,) = ledger.trials()[0].rounds
+    assert (summary.iterations, summary.median_s, summary.p95_s) == (101, 50.0, 95.0)
