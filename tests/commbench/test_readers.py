@@ -73,6 +73,12 @@ def test_nccl_text_of_today():
     assert large.iterations == 50
 
 
+def test_other_lines_between_the_rows_do_no_harm():
+    large = "     8388608"
+    text = NEW.replace(large, "node-a:100:100 [0] NCCL INFO comm 0x1\n\n" + large)
+    assert nccl_tests.read(text) == nccl_tests.read(NEW)
+
+
 def test_nccl_text_of_several_groups_is_of_one_of_them():
     """``NCCL_TESTS_SPLIT_MASK=0x1``: one GPU of each node, and so the other ones."""
     text = NEW
@@ -358,6 +364,13 @@ def test_osu_results_that_are_wrong_are_refused():
         "1048576               104.30              Fail\n"
     )
     with pytest.raises(DocumentError, match="wrong results at 1048576 bytes"):
+        osu.read(text, world_size=2)
+
+
+@pytest.mark.parametrize("time", ["0.00", "nan", "inf"])
+def test_osu_times_that_are_none_are_refused(time):
+    text = osu_text("OSU MPI Allreduce Latency Test").replace("20.0", time)
+    with pytest.raises(DocumentError, match=r"us at 4096 bytes: measure again"):
         osu.read(text, world_size=2)
 
 

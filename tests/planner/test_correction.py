@@ -64,6 +64,7 @@ def test_a_run_as_expected_changes_nothing():
     change, *_ = corrected(plan, model(), network(), plan.predicted.timing)
     factors = (change.forward, change.backward, change.latency, change.per_byte)
     assert factors == pytest.approx((1.0,) * 4)
+    assert change.observed == pytest.approx((1.0,) * 3)
 
 
 @pytest.mark.parametrize("latency", [1.0, 3.0])
