@@ -1,5 +1,6 @@
 """Files are written where they really are; mode, owner and links stay."""
 
+import errno
 import os
 import stat
 
@@ -70,6 +71,19 @@ def test_what_is_read_only_is_refused_and_stays(tmp_path, target, write):
     target.chmod(0o444)
     with pytest.raises(OutputError, match="read-only: chmod"):
         write(target)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_on_a_full_disk_what_is_there_stays_and_nothing_else(
+    tmp_path, target, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_make_alike", full)
+    with pytest.raises(OutputError, match="cannot be written: no space left"):
+        write_atomically(target, "new")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -12,7 +12,7 @@ from comm_plan.errors import InputError, MismatchError
 from comm_plan.plans import Profile
 from comm_plan.plans.profile import SecondMoments
 from comm_plan.profiler import measure
-from comm_plan.profiler.assembly import bound_by, in_ready_order
+from comm_plan.profiler.assembly import bound_by, in_ready_order, with_findings
 from comm_plan.profiler.ranks import order_of_ranks, slowest_of
 from comm_plan.profiler.timings import Timings
 from comm_plan.profiler.waiting import waiting_s
@@ -274,6 +274,14 @@ def test_the_rows_of_sparse_gradients_are_counted():
     profile = measure(Words(model), iterations=20)
     rows = {tensor.name: tensor.rows for tensor in profile.tensors}
     assert rows == {"0.weight": 2, "1.weight": None, "1.bias": None}
+
+
+def test_rows_are_those_of_the_rank_that_has_most():
+    profile = measure(Toy(chain()), iterations=20)
+    one, other, _ = names(profile)
+    of_ranks = [{one: 2}, {one: 3, other: 1}, {one: 1}]
+    found = with_findings(profile, [(SecondMoments(), rows) for rows in of_ranks])
+    assert [tensor.rows for tensor in found.tensors] == [3, 1, None]
 
 
 class InTurns(nn.Module):
