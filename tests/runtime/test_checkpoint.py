@@ -18,6 +18,7 @@ from comm_plan.errors import InputError, OutputError
 from comm_plan.plans import TopK
 from comm_plan.runtime import checkpoint, checkpoint_file
 from comm_plan.runtime.checkpoint import KEEP, Position
+from comm_plan.runtime.learning_rate import UNCHANGED, LearningRate, Steps
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.trainings import (
     EPOCH_STEPS,
@@ -61,6 +62,26 @@ def test_what_a_resumed_run_is_asked_for_counts(tmp_path):
         resumed = train(training, plan, LocalTransport(), options)
         sums.append(resumed.parameters_sha256 == begun.parameters_sha256)
     assert sums == [False, True]
+
+
+def test_a_run_that_is_resumed_without_its_schedule_has_the_rate_of_its_optimizer(
+    tmp_path,
+):
+    made = []
+
+    def optimizer(parameters):
+        made.append(torch.optim.SGD(parameters, lr=0.1))
+        return made[-1]
+
+    plan = plan_for(net(), 1, TopK(density=0.1), "allgather")
+    halved = LearningRate(decay=Steps(epochs=(0.0,), factor=0.5))
+    for steps, rate in ((2, halved), (4, UNCHANGED)):
+        options = Options(
+            steps=steps, checkpoint=tmp_path, resume=steps > 2, learning_rate=rate
+        )
+        training = workload(world_size=1, optimizer=optimizer)
+        train(training, plan, LocalTransport(), options)
+    assert [each.param_groups[0]["lr"] for each in made] == [0.05, 0.1]
 
 
 class Counting(torch.optim.SGD):
