@@ -8,11 +8,16 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from comm_plan import parallelize
 from comm_plan.errors import InputError, RunError
 from comm_plan.plans import Hybrid, ModelTopK, PowerSgd, Strom, TopK, Vgc
-from comm_plan.runtime.momentum import can_be_corrected
+from comm_plan.runtime.momentum import (
+    ChangeOfSides,
+    TakenMomentum,
+    can_be_corrected,
+)
 from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.tests.support.harness import run_ranks
@@ -340,6 +345,20 @@ def test_a_residual_that_had_its_momentum_is_not_repeated(loss_scale):
     torch.testing.assert_close(dict(model.named_parameters()), expected)
 
 
+def test_velocities_that_take_a_buffer_over_have_the_scale_of_the_loss():
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.arange(3.0)
+    optimizer.step()
+    velocity = torch.zeros(3)
+    momentum = TakenMomentum(optimizer)
+    momentum.after_step(ChangeOfSides({}, {weight: velocity}, {weight}, scale=8.0))
+    momentum.settle()
+    momentum.close()
+    assert velocity.tolist() == [0.0, 8.0, 16.0]
+    assert "momentum_buffer" not in optimizer.state[weight]
+
+
 def test_a_residual_that_waits_for_its_momentum_gets_it():
     """Without gradients all of it is applied, as if momentum had come afterwards.
 
@@ -593,6 +612,8 @@ def test_a_closure_is_refused():
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9), True),
         (partial(torch.optim.SGD, lr=0.1), False),
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5), False),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, maximize=True), False),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True), False),
         (torch.optim.Adam, False),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch import nn
 from torch.distributed.algorithms.join import Join
 
 from comm_plan import parallelize
@@ -22,7 +23,9 @@ from comm_plan.plans import (
     TopK,
     Vgc,
 )
+from comm_plan.plans.compression import OUTER_MOMENTUM
 from comm_plan.plans.compression.rows import Rows
+from comm_plan.runtime.rounds import Rounds
 from comm_plan.runtime.trainer import Options, train
 from comm_plan.tests.runtime.test_swap import replan
 from comm_plan.tests.runtime.trainings import (
@@ -490,3 +493,25 @@ def test_momentum_correction_is_refused():
     content = in_rounds(net(), 2).model_dump(mode="json", by_alias=True)
     with pytest.raises(ValidationError, match="momentum"):
         Plan.model_validate({**content, "momentum_correction": True})
+
+
+def test_a_state_that_is_loaded_is_all_that_a_round_remembers():
+    """And is left as it is."""
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    rounds = Rounds(LocalSteps(every=2, momentum=0.9), {"weight": weight}, optimizer)
+
+    def end_one():
+        rounds.taken = 2
+        rounds.begins["weight"].grad = torch.ones(2)
+        rounds.end()
+
+    given = {"weight": {OUTER_MOMENTUM: torch.full((2,), 3.0)}}
+    rounds.taken = 1
+    rounds.load_state(given)
+    assert rounds.taken == 0
+    end_one()
+    assert rounds.state()["weight"][OUTER_MOMENTUM].tolist() == pytest.approx([3.7] * 2)
+    assert given["weight"][OUTER_MOMENTUM].tolist() == [3.0, 3.0]
+    rounds.load_state({})
+    assert rounds.state() == {}
