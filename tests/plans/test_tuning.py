@@ -4,6 +4,7 @@ from threading import Thread
 import pytest
 from pydantic import ValidationError
 
+from comm_plan.errors import DocumentError
 from comm_plan.plans import PlannedModel, Trial, Tuning, load_document
 
 
@@ -40,6 +41,20 @@ def test_a_pipe_is_read_once(tmp_path):
     writer.start()
     assert load_document(pipe) == tuning()
     writer.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"schema": "comm-plan/plans"}', "'comm-plan/plans' is none of .*/plan, "),
+        ('{"version": 1}', "has no schema"),
+    ],
+)
+def test_what_is_no_kind_of_document_is_refused(tmp_path, text, problem):
+    path = tmp_path / "what.json"
+    path.write_text(text)
+    with pytest.raises(DocumentError, match=problem):
+        load_document(path)
 
 
 def test_finds_a_trial():
