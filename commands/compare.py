@@ -23,7 +23,7 @@ from comm_plan.commands.planned import (
     plan_for_these,
     refuse_warmup,
 )
-from comm_plan.commands.workload import load_workload
+from comm_plan.commands.workload import files_of, load_workload
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def compare(
     make_folder(folder)
     outputs = [folder / f"run-{name}.json" for name in names]
     for output in outputs:
-        check_writable(output, unlike=plans)
+        check_writable(output, unlike=[*plans, *files_of(workload)])
     learning_rate = arguments.learning_rate(training)
     density_warmup = arguments.density_warmup(training)
     refuse_warmup(density_warmup, planned.values())

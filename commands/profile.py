@@ -21,11 +21,10 @@ from comm_plan.commands.options import (
     refuse_given,
 )
 from comm_plan.commands.output import finish
-from comm_plan.commands.workload import load_workload
+from comm_plan.commands.workload import files_of, load_workload
 from comm_plan.errors import InputError, one_line
 from comm_plan.plans.problems import LONGEST_VALUE
 from comm_plan.transports.ranks import place
-from comm_plan.workloads.registry import REPLAY
 
 if TYPE_CHECKING:
     from comm_plan.plans import Profile
@@ -77,8 +76,8 @@ def profile(
         raise InputError("--from-model and --flops-per-s go together")
     from comm_plan.plans import check_writable
 
-    source = from_csv or (workload or from_model or "").removeprefix(REPLAY)
-    check_writable(output, unlike=[source])
+    read = [from_csv] if from_csv else files_of(workload or from_model or "")
+    check_writable(output, unlike=read)
     if workload is None:
         unmeasured = {
             "iterations",

@@ -29,7 +29,7 @@ from comm_plan.commands.planned import (
     refuse_diagnostics,
     refuse_warmup,
 )
-from comm_plan.commands.workload import load_workload
+from comm_plan.commands.workload import files_of, load_workload
 from comm_plan.errors import InputError
 from comm_plan.transports.ranks import TIMEOUT_S, place
 
@@ -118,7 +118,8 @@ def train(
         refuse_given(context, {"diagnostics_every"}, "it is for --diagnostics")
     elif diagnostics.resolve() == output.resolve():
         raise InputError(f"{output}: -o and --diagnostics: give each a file of its own")
-    check_writable(output, unlike=[plan, *(adapt or ()), *(elastic or ())])
+    read = [plan, *files_of(workload), *(adapt or ()), *(elastic or ())]
+    check_writable(output, unlike=read)
     moments = arguments.micro_batches(second_moments)
     learning_rate = arguments.learning_rate(training)
     density_warmup = arguments.density_warmup(training)
