@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ def iterations(runs: Sequence[ShownRun]) -> Iterator[Figure]:
     """Yield the distribution of each run's iteration times, warm-up left out."""
     for style, run in enumerate(runs):
         times = sorted(warm(run.record))
-        if len(times) > 1 and times[0] < times[-1]:
+        if len(times) > 1 and not math.isclose(times[0], times[-1]):
             yield _figure(run, times, style)
 
 

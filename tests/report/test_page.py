@@ -1,5 +1,6 @@
 """What the page shows of which documents."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -361,6 +362,13 @@ def test_every_iteration_is_in_the_distribution_or_said_to_be_slower():
     ]
     slower = int(re.search(r"(\d+) slower, up to", found.text)[1])
     assert (sum(counts), slower) == (195, 5)
+
+
+def test_times_that_differ_by_a_rounding_have_no_distribution():
+    alike = (0.1, math.nextafter(0.1, 1))
+    found = page(run=build.run(PLAN, alike, warmup=0))
+    assert "optimal: iteration times" not in found.text
+    assert "optimal: iteration times" in page("run").text
 
 
 def test_the_distribution_of_local_steps_is_that_of_their_rounds():
