@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from rich import box
 from rich.table import Table
@@ -48,12 +48,11 @@ def seconds_to(
     Returns:
         None if it never was there.
     """
-    elapsed_s = [0.0, *accumulate(record.iterations_s)]
     for evaluation in record.evaluations:
         now = evaluation.value
         reached = now <= target if falls else now >= target
         if evaluation.metric == metric and reached:
-            return elapsed_s[evaluation.step]
+            return math.fsum(record.iterations_s[: evaluation.step])
     return None
 
 

@@ -26,6 +26,11 @@ def test_the_time_to_an_accuracy_counts_iterations(target, expected_s):
     assert reached_s == (None if expected_s is None else pytest.approx(expected_s))
 
 
+def test_an_evaluation_after_more_steps_than_were_timed_is_at_the_end():
+    record = run(accuracies=[(9, 0.9)])
+    assert seconds_to(record, "accuracy", 0.9, falls=False) == pytest.approx(0.3)
+
+
 def test_a_loss_has_to_come_down():
     losses = (
         Evaluation(step=2, epoch=0, metric="loss", value=2.0),
