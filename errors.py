@@ -25,8 +25,9 @@ from collections.abc import Iterable
 LONGEST_LINE = 400
 """Characters of a message that the command line prints."""
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-"""Characters that a terminal may obey instead of showing them."""
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that a terminal may obey instead of showing them, and that are no text: a
+file's name may hold bytes that are none."""
 
 
 class CommPlanError(Exception):
@@ -79,7 +80,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def one_line(text: str, at_most: int = LONGEST_LINE) -> str:
-    """Return ``text`` in one line without control characters, cut in its middle."""
+    """Return ``text`` in one printable line, cut in its middle."""
     line = printable(" ".join(text.split()))
     if len(line) <= at_most:
         return line
@@ -88,5 +89,5 @@ def one_line(text: str, at_most: int = LONGEST_LINE) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with its control characters written as escapes."""
-    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+    """Return ``text`` with its :data:`UNPRINTABLE` characters written as escapes."""
+    return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)

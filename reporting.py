@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from comm_plan import units
-from comm_plan.errors import DocumentError, InputError
+from comm_plan.errors import DocumentError, InputError, printable
 from comm_plan.planner import (
     Settings,
     Summary,
@@ -53,7 +53,9 @@ def read(paths: Sequence[Path]) -> list[File]:
         InputError: a folder holds no document.
     """
     return [
-        (_name(file), load_document(file)) for path in paths for file in _files(path)
+        (printable(str(file)), load_document(file))
+        for path in paths
+        for file in _files(path)
     ]
 
 
@@ -69,11 +71,6 @@ def _files(path: Path) -> list[Path]:
             "train or tune wrote to"
         )
     return inside
-
-
-def _name(path: Path) -> str:
-    """Return a file's name as text, with escapes for bytes that are none."""
-    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _is_ours(file: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -484,6 +485,13 @@ def test_other_files_are_refused_with_one_line(tmp_path, text, message):
         importing.load([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_may_have_a_name_that_is_no_text(tmp_path):
+    path = tmp_path / os.fsdecode(b"osu-\xff.txt")
+    path.write_text(osu_text("OSU MPI Allreduce Latency Test"))
+    found = importing.load([path], world_size=2)
+    assert found.environment["imported_from"].endswith(r"osu-\udcff.txt")
 
 
 def test_a_missing_file_is_refused(tmp_path):
