@@ -47,16 +47,19 @@ def copied(model: nn.Module, instead: str) -> nn.Module:
 def checked(workload: Workload) -> Workload:
     """Return ``workload`` with functions that raise WorkloadError for what is wrong.
 
+    And with a name that documents can hold, which its file's may not be.
+
     Raises:
         WorkloadError: one of its functions cannot take its arguments.
     """
-    name = workload.name
+    name = one_line(workload.name)
     check_data_arguments(name, workload.batches)
     check_arguments(name, "optimizer", workload.optimizer, "parameters")
     check_arguments(name, "loss", workload.loss, "model", "batch")
     check_arguments(name, "evaluate", workload.evaluate, "model")
     return replace(
         workload,
+        name=name,
         optimizer=_checked_optimizer(name, workload.optimizer),
         batches=partial(one_epoch, workload.batches),
         loss=_checked_loss(name, workload.loss),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from comm_plan.errors import WorkloadError
-from comm_plan.plans import Vgc
+from comm_plan.errors import LONGEST_LINE, WorkloadError
+from comm_plan.plans import Model, Vgc
 from comm_plan.profiler import profile_from_speed
 from comm_plan.runtime.side_by_side import train_side_by_side
 from comm_plan.runtime.trainer import Options, train
@@ -57,6 +57,15 @@ def test_a_loaded_workload_is_checked(tmp_path):
     workload = load(f"{file}:make")
     with says("use the parameters that are handed in"):
         workload.optimizer(deepcopy(workload.model).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("two\nlines", "two lines"), ("no text \udcff", r"no text \udcff")],
+)
+def test_a_name_is_one_that_documents_can_hold(name, held):
+    assert Model(name=own(name=name).name, fingerprint="x", parameters=1).name == held
+    assert len(own(name=1000 * "long").name) <= LONGEST_LINE
 
 
 def test_side_by_side_never_trains_the_model_that_a_function_closed_over():
