@@ -160,7 +160,10 @@ def _function(name: str, module: ModuleType, function: str) -> Callable[..., Any
 def _check_options(
     name: str, make: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    signature = inspect.signature(make)
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # as of some that are written in C
+        return
     try:
         signature.bind(**options)
     except TypeError as error:

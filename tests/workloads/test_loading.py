@@ -125,6 +125,7 @@ def test_loading_leaves_the_global_random_numbers_alone(own_file):
         ("{file}:mak", "there is no function 'mak': it has make"),
         ("{file}:fails", "its function failed: ValueError: no data here at all"),
         ("{file}:plain", "returned Linear"),
+        ("builtins:dict", "returned dict"),  # which has no signature
     ],
 )
 def test_what_cannot_be_loaded_is_explained_in_one_line(own_file, name, message):
