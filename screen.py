@@ -54,8 +54,10 @@ def answer(renderable: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print one line."""
-    console().print(printable(line), highlight=False)
+    """Print one line; only a terminal wraps it, a path in a log stays in one piece."""
+    terminal = console()
+    whole = not terminal.is_terminal
+    terminal.print(printable(line), highlight=False, soft_wrap=whole)
 
 
 def explain(error: BaseException) -> None:

@@ -8,6 +8,12 @@ from comm_plan import screen
 from comm_plan.runtime.trainer import Event
 
 
+def test_a_line_in_a_log_is_not_wrapped(capsys):
+    line = f"wrote {'folder/' * 30}plan.json"
+    screen.say(line)
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 @pytest.mark.parametrize(
     ("message_nbytes", "said"),
     [
