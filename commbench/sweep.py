@@ -221,8 +221,8 @@ def _sizes(collective: str, sizes: Sequence[int], world_size: int) -> list[int]:
     ]
     if not fitting:
         raise InputError(
-            f"{collective} is measured up to {operation.largest_nbytes} bytes, the "
-            f"smallest size is {min(sizes)}: give smaller sizes or leave it out"
+            f"{collective} is measured up to {operation.largest_nbytes} bytes, and no "
+            "size that is given is as small: give smaller sizes or leave it out"
         )
     return fitting
 

@@ -78,9 +78,10 @@ def test_gtopk_is_measured_as_far_as_compressed_messages_go():
     assert sample.nbytes == 4 * 2**20
 
 
-def test_sizes_beyond_what_is_sent_are_refused():
+@pytest.mark.parametrize("sizes", [(2**30,), ()])
+def test_sizes_beyond_what_is_sent_are_refused(sizes):
     with pytest.raises(InputError, match="gtopk is measured up to 4194304 bytes"):
-        run_ranks(2, lambda transport: measure(transport, ("gtopk",), (2**30,)))
+        run_ranks(2, lambda transport: measure(transport, ("gtopk",), sizes))
 
 
 def test_progress_counts_to_the_end():
