@@ -5,7 +5,6 @@ Needs matplotlib (``pip install "comm-plan[report]"``), which is loaded on first
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from io import BytesIO
 from textwrap import fill
@@ -13,7 +12,6 @@ from typing import Any
 
 from comm_plan import units
 from comm_plan.errors import InputError
-from comm_plan.plans import write_atomically
 from comm_plan.report.palette import COLORS, EXPOSED, INK, QUIET_INK, color
 from comm_plan.report.timeline import Span, Timeline, horizon_s, lanes_in
 
@@ -32,18 +30,6 @@ _EXPOSED_STYLE: dict[str, Any] = {
     "linewidth": 0,
 }
 _NUMBER_SHARE = 0.028  # of the axis: narrower buckets carry no number
-
-
-def save_png(
-    timelines: Sequence[Timeline], path: str | os.PathLike[str], title: str
-) -> None:
-    """Draw ``timelines`` and write the picture to ``path``.
-
-    Raises:
-        InputError: matplotlib is not installed.
-        OutputError: the file cannot be written.
-    """
-    write_atomically(path, png(timelines, title))
 
 
 def png(timelines: Sequence[Timeline], title: str) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comm_plan.plans import write_atomically
 from comm_plan.report.perfetto import to_trace
-from comm_plan.report.png import save_png
+from comm_plan.report.png import png
 from comm_plan.report.timeline import Timeline
 
 
@@ -18,7 +18,5 @@ def save(timelines: Sequence[Timeline], path: Path, title: str) -> None:
         InputError: matplotlib is missing for ``.png``.
         OutputError: the file cannot be written.
     """
-    if path.suffix == ".png":
-        save_png(timelines, path, title)
-    else:
-        write_atomically(path, to_trace(timelines))
+    is_png = path.suffix == ".png"
+    write_atomically(path, png(timelines, title) if is_png else to_trace(timelines))

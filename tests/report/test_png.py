@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from comm_plan.errors import InputError, OutputError
-from comm_plan.report.png import DPI, WIDTH_INCHES, png, save_png
+from comm_plan.report.png import DPI, WIDTH_INCHES, png
+from comm_plan.report.save import save
 
 
 def size(picture):
@@ -28,7 +29,7 @@ def test_picture_grows_by_plan_and_keeps_its_width(timelines):
 
 @pytest.mark.usefixtures("_matplotlib")
 def test_same_timelines_give_the_same_file(timelines, tmp_path):
-    save_png(timelines, tmp_path / "a.png", "title")
+    save(timelines, tmp_path / "a.png", "title")
     assert (tmp_path / "a.png").read_bytes() == png(timelines, "title")
 
 
@@ -59,7 +60,7 @@ def test_names_are_no_mathematics(timelines):
 @pytest.mark.usefixtures("_matplotlib")
 def test_a_path_that_cannot_be_written_is_named(timelines, tmp_path):
     with pytest.raises(OutputError, match="missing"):
-        save_png(timelines, tmp_path / "missing" / "a.png", "title")
+        save(timelines, tmp_path / "missing" / "a.png", "title")
 
 
 def test_missing_matplotlib_names_the_remedy(timelines, monkeypatch):
