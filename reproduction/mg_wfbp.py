@@ -265,11 +265,10 @@ def greedy() -> Section:
     """Return where exact merging beats Algorithm 1."""
     rows = []
     for line in networks()["allreduce"]:
-        network = affine(
-            "allreduce", line["alpha_s"], line["beta_s_per_byte"], line["workers"]
-        )
-        where = f"{line['network']}, {line['workers']} workers"
-        rows.append((where, *(loss(network, name) for name in MODELS)))
+        nodes = line["workers"]
+        network = affine("allreduce", line["alpha_s"], line["beta_s_per_byte"], nodes)
+        where = f"{line['network']}, {nodes} workers"
+        rows.append((where, *(loss(network, name, nodes) for name in MODELS)))
     ring = cluster()
     for nodes in NODES:
         where = f"10GbE by ring, {nodes} nodes"
@@ -285,7 +284,7 @@ def greedy() -> Section:
     )
 
 
-def loss(network: Network, name: str, nodes: int | None = None) -> str:
+def loss(network: Network, name: str, nodes: int) -> str:
     """Return what Algorithm 1 loses at worst, and with how much computation."""
     worst, at_s = worst_loss(network, name, nodes)
     return f"{100 * (worst - 1):.2g} % ({units.seconds(at_s)})" if at_s else "0 %"

@@ -127,14 +127,11 @@ LENGTHS = tuple(0.05 * 100 ** (step / 10) for step in range(11))
 """Of computation, in times of one all-reduce of everything."""
 
 
-def worst_loss(
-    network: Network, name: str, nodes: int | None = None
-) -> tuple[float, float]:
+def worst_loss(network: Network, name: str, nodes: int) -> tuple[float, float]:
     """Return how much longer Algorithm 1 takes than the optimum, at worst, and where.
 
     As a factor, and the seconds of computation of the worst case.
     """
-    nodes = nodes or network.world_size
     profile = model(name)
     alone_s = times(profile.lasting(0.0), network, nodes, ("single",))["single"]
     worst, at_s = 1.0, 0.0
