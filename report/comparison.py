@@ -85,7 +85,7 @@ def comparison(
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     for name, record in records:
-        cells = [*_times(record, base), *_sent(record)]
+        cells = [*_times(record, base), _sent(record)]
         if evaluated is not None:
             cells += _quality(record, evaluated, target)
         table.add_row(name, *cells)
@@ -154,7 +154,6 @@ def _times(record: RunRecord, base_s: float) -> list[str]:
     ]
 
 
-def _sent(record: RunRecord) -> list[str]:
-    return [
-        "-" if record.traffic is None else units.nbytes(record.traffic.message_nbytes)
-    ]
+def _sent(record: RunRecord) -> str:
+    sent = record.traffic
+    return "-" if sent is None else units.nbytes(sent.message_nbytes)

@@ -45,18 +45,18 @@ def _each(given: Given) -> Iterator[tuple[ShownPlan | None, Table]]:
         sizes = step_sizes(shown.plan, given.profile)
         runs = [run for run in given.runs if run.plan is shown]
         if not runs:
-            yield shown, _of_plan(shown.name, shown, sizes, None)
+            yield shown, _of_plan(shown, sizes, None)
         for run in runs:
             fits = len(run_sizes(run.record)) == len(shown.plan.buckets)
             measured = run_sizes(run.record) if fits else sizes
-            yield shown, _of_plan(run.name, shown, measured, run)
+            yield shown, _of_plan(shown, measured, run)
     for run in given.runs:
         if run.plan is None and run.record.traffic is not None:
             yield None, _of_run(run, run.record.traffic.buckets)
 
 
 def _of_plan(
-    name: str, shown: ShownPlan, sizes: Sequence[BucketSize], run: ShownRun | None
+    shown: ShownPlan, sizes: Sequence[BucketSize], run: ShownRun | None
 ) -> Table:
     plan = shown.plan
     timings = (
@@ -75,7 +75,8 @@ def _of_plan(
     for when, timing in timings:
         if timing is not None:
             header += [f"{moment}, {when}" for moment in _MOMENTS]
-    return Table(f"{name}: buckets in launch order", tuple(header), _joined(columns))
+    title = f"{(run or shown).name}: buckets in launch order"
+    return Table(title, tuple(header), _joined(columns))
 
 
 def _of_run(run: ShownRun, traffic: Sequence[BucketTraffic]) -> Table:
