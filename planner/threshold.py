@@ -27,13 +27,13 @@ from comm_plan.planner.problem import DDP_CAPS, HOROVOD_CAPS, Problem, Solution
 PRESETS = {"ddp": DDP_CAPS, "horovod": HOROVOD_CAPS}
 
 
-def caps(threshold: str | int) -> tuple[int, ...]:
+def caps(threshold: str) -> tuple[int, ...]:
     """Return the caps of a preset's name, or one of so many bytes.
 
     Raises:
         InputError: no such preset, or a size below 1.
     """
-    if isinstance(threshold, str) and threshold in PRESETS:
+    if threshold in PRESETS:
         return PRESETS[threshold]
     try:
         nbytes = int(threshold)

@@ -53,10 +53,10 @@ def test_horovod_preset_fuses_up_to_128_mib(build):
 
 
 def test_a_size_is_a_cap(build):
-    assert _buckets(build, [10] * 5, cap=80) == [[0, 1], [2, 3], [4]]
+    assert _buckets(build, [10] * 5, cap="80") == [[0, 1], [2, 3], [4]]
 
 
-@pytest.mark.parametrize("cap", ["nccl", 0])
+@pytest.mark.parametrize("cap", ["nccl", "0"])
 def test_what_is_no_cap_is_refused(cap):
     with pytest.raises(InputError, match=r"is no cap: give ddp or horovod, or bytes"):
         caps(cap)
