@@ -337,7 +337,7 @@ class Profile(Document):
         """When backward begins, from the start of an iteration."""
         return self.waiting_s + self.forward_s
 
-    def slower(self, *, forward: float = 1.0, backward: float = 1.0) -> Self:
+    def slower(self, *, forward: float, backward: float) -> Self:
         """Return the profile with forward, and backward with all in it, so much longer.
 
         They scatter by as much of their median as before.
