@@ -69,11 +69,7 @@ def compare(
     from comm_plan.runtime.side_by_side import train_side_by_side
     from comm_plan.runtime.trainer import Options
 
-    link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
-    chosen = [
-        plan_for_these(path, plan, None, link, backend)
-        for path, plan in planned.items()
-    ]
+    chosen = [plan_for_these(path, plan, ranks) for path, plan in planned.items()]
     model = load_workload(workload, changes, optimizer, training.seed)
     for path, plan in zip(plans, chosen, strict=True):
         check_plan(plan, model.model, place().world_size)

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comm_plan import screen, units
+from comm_plan.commands import arguments, launching
 from comm_plan.errors import InputError
 from comm_plan.plans.compression.spec import RESIDUAL
 from comm_plan.transports.ranks import place
 
 if TYPE_CHECKING:
-    from comm_plan.plans import EmulatedLink, Plan
+    from comm_plan.commands.options import Ranks
+    from comm_plan.plans import Plan
     from comm_plan.runtime.density_warmup import DensityWarmup
     from comm_plan.workloads.base import Workload
 
@@ -39,11 +41,7 @@ def refuse_diagnostics(plan: Plan) -> None:
 
 
 def plan_for_these(
-    path: Path,
-    plan: Plan,
-    elastic: tuple[Path, Path] | None,
-    link: EmulatedLink | None,
-    backend: str | None,
+    path: Path, plan: Plan, ranks: Ranks, elastic: tuple[Path, Path] | None = None
 ) -> Plan:
     """Return the plan, solved again if it may be and is for another number of ranks.
 
@@ -62,8 +60,8 @@ def plan_for_these(
         documents = Profile.load(elastic[0]), Network.load(elastic[1])
         plan = replan(plan, *documents, here.world_size)
     for planned, now in (
-        (plan.backend, backend),
-        (link_text(plan.emulated_link), link_text(link)),
+        (plan.backend, arguments.value(ranks.backend)),
+        (link_text(plan.emulated_link), link_text(launching.link_of(ranks))),
     ):
         if planned != now:
             said.append(_differs(path, planned, f"this run is on {now}"))

@@ -132,8 +132,7 @@ def train(
     from comm_plan.runtime.trainer import Options
     from comm_plan.runtime.trainer import train as run
 
-    link, backend = launching.link_of(ranks), arguments.value(ranks.backend)
-    chosen = plan_for_these(plan, planned, elastic, link, backend)
+    chosen = plan_for_these(plan, planned, ranks, elastic)
     model = load_workload(workload, changes, optimizer, training.seed)
     check_plan(chosen, model.model, place().world_size)
     compare_conditions(plan, chosen, model)
