@@ -63,6 +63,8 @@ def simulate(
     if not any(SOLVERS[name].chooses_compression for name in names if name in SOLVERS):
         why = "it is for solvers that choose ratios: lags, slgs, auto (--solvers)"
         refuse_given(context, {"max_ratio"}, why)
+        if compressor is None:
+            refuse_given(context, {"dense_layers"}, "it is for plans that compress")
     found = what_if(
         measured.by_layer() if by_layer else measured,
         cluster,

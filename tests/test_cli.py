@@ -149,6 +149,7 @@ def test_the_version_is_told_whatever_follows(command, words):
         ),
         ("simulate profile.json network.json --solvers ,", "--solvers ',': give names"),
         ("simulate profile.json network.json --max-ratio 9", "that choose ratios"),
+        ("simulate profile.json network.json --dense-layers a", "that compress"),
         ("benchmark-network --world-size 4", "--world-size: it is for --import"),
         ("benchmark-network --import a.txt --budget 9", "it is not for --import"),
         ("profile --from-csv a.csv --local-ranks 2", "profiles that are measured"),
