@@ -26,7 +26,7 @@ from comm_plan.commands.options import (
     refuse_given,
 )
 from comm_plan.commands.output import finish
-from comm_plan.commands.workload import load_workload
+from comm_plan.commands.workload import files_of, load_workload
 from comm_plan.planner.solvers import MAX_RATIO, TOLERANCE
 from comm_plan.plans.document import MAX_SEED, YEAR_S
 from comm_plan.plans.tuning import TUNED_FILE, TUNING_FILE
@@ -104,7 +104,7 @@ def tune(
     known_network = None if network is None else Network.load(network)
     make_folder(folder)
     for name in FILES:
-        check_writable(folder / name)
+        check_writable(folder / name, unlike=files_of(workload))
     with _best_is_told(folder):
         launching.start_ranks(context, ranks)
     from comm_plan.planner.predict import posed

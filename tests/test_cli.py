@@ -236,6 +236,7 @@ def test_names_are_printed_as_they_are(here, command):
         (("report", "plan.json", "profile.json", "-o", "plan.json"), "plan"),
         (("report", ".", "-o", "profile.json"), "profile"),
         (("profile", "replay:profile.json"), "profile"),
+        (("tune", "replay:profile.json", "-o", "."), "profile"),
         (("profile", "plan.json:make", "-o", "plan.json"), "plan"),
         (
             (
