@@ -45,8 +45,9 @@ def make_problem(
 
     Raises:
         InputError: a collective is unknown, a pattern of ``dense_layers`` matches
-            nothing, a compressor is unknown or one of its options out of range, or a
-            cost that is needed was not measured.
+            nothing, steps are to be local and a gradient is sparse, a compressor is
+            unknown or one of its options out of range, or a cost that is needed was not
+            measured.
     """
     check_known(network.collectives)
     settings = settings or Settings()
@@ -192,6 +193,10 @@ def dense_lower_bound_s(problem: Problem) -> float:
     Of those that average every gradient. The links are as fast as the network shows, or
     as its all-reduce is taken to be among other ranks: of the closed forms that carry
     it there, those of trees and recursive doubling do not keep the bus bandwidth.
+
+    Raises:
+        InputError: the link that was asked for is slower than the longest messages
+            were, or the network says nothing about all-reduce.
     """
     link, ranks, prices = (
         problem.settings.link_bytes_per_s,

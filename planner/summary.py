@@ -161,8 +161,8 @@ def summarise(
             :data:`BASELINES` among both.
 
     Raises:
-        InputError: an unknown solver, or a forced compressor for a solver that chooses
-            its own.
+        InputError: an unknown solver, a forced compressor for a solver that chooses its
+            own, or as :func:`~.documents.dense_lower_bound_s`.
     """
     bound = dense_lower_bound_s(problem)
     settings = problem.settings
