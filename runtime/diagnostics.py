@@ -7,7 +7,8 @@ paper, Eq. 21, its random choice replaced by the expectation)::
     delta = ||sum of residuals||^2 / ((1 - k/d) * ||P * mean + sum of residuals||^2)
 
 Assumption 1 of the paper, on which its convergence rests, holds while delta <= 1. Where
-k is the bucket's, as for ``model_topk``, a tensor has none, and so no delta.
+k is the bucket's, as for ``model_topk``, a tensor has none, and so no delta. Nor has it
+where gTop-k puts back as printed: what is lost is in neither sum.
 
 The sums cost a dense all-reduce of the residuals: use it now and then.
 """
@@ -25,7 +26,7 @@ import torch
 
 from comm_plan.compressors.base import RESIDUAL
 from comm_plan.errors import InputError, OutputError
-from comm_plan.plans import check_writable, selected
+from comm_plan.plans import Bucket, TopK, check_writable, selected
 from comm_plan.plans.files import make_folder, read_text, write_atomically
 from comm_plan.runtime.engine import Engine
 from comm_plan.runtime.trainer import Event, Watcher
@@ -37,7 +38,8 @@ def measure(engine: Engine) -> dict[str, float]:
     """Return ``residual_norm/NAME`` and maybe ``delta/NAME`` of each tensor.
 
     A method that selects over a whole bucket has no delta: it is for a tensor's own k.
-    Nor has a plan that has sent nothing yet, at the end of the step in which it came.
+    Nor has one that loses gradients, nor a plan that has sent nothing yet, at the end
+    of the step in which it came.
 
     Call it on all ranks between ``optimizer.step()`` and ``zero_grad()``.
     """
@@ -46,7 +48,7 @@ def measure(engine: Engine) -> dict[str, float]:
         residuals = bucket.compressor.state.get(RESIDUAL)
         if residuals is None:
             continue
-        has_delta = bucket.planned.compressor.selects_by_tensor and bucket.sent_nbytes
+        has_delta = _has_delta(bucket.planned) and bucket.sent_nbytes
         densities = bucket.planned.densities if has_delta else None
         for index, slot in enumerate(bucket.compressor.slots):
             total = residuals[index].clone()
@@ -110,6 +112,12 @@ def _check(path: Path) -> None:
     else:
         make_folder(path)
         check_writable(path / "events")
+
+
+def _has_delta(planned: Bucket) -> bool:
+    spec = planned.compressor
+    loses = isinstance(spec, TopK) and spec.as_printed
+    return spec.selects_by_tensor and not (loses and planned.collective == "gtopk")
 
 
 def _delta(total: torch.Tensor, applied: torch.Tensor, k: int) -> float:

@@ -135,14 +135,16 @@ def test_everything_sent_leaves_nothing():
         (TernGrad(), "allgather", set()),
         (Vgc(), "allgather", {"residual_norm"}),
         (TopK(density=0.1), "gtopk", {"residual_norm", "delta"}),
+        (TopK(density=0.1, as_printed=True), "gtopk", {"residual_norm"}),
+        (TopK(density=0.1, as_printed=True), "allgather", {"residual_norm", "delta"}),
         (ModelTopK(density=0.1), "allgather", {"residual_norm"}),
         (PartitionTopK(density=0.1), "allreduce", {"residual_norm"}),
         (SparDL(density=0.1), "spardl", {"residual_norm"}),
         (DoubleSqueeze(), "two_pass", {"residual_norm"}),
     ],
     ids=[
-        *("dense", "terngrad", "vgc", "topk", "model", "partition", "spardl"),
-        "doublesqueeze",
+        *("dense", "terngrad", "vgc", "topk", "printed", "printed, by all-gather"),
+        *("model", "partition", "spardl", "doublesqueeze"),
     ],
 )
 def test_only_what_a_method_has_is_measured(tmp_path, spec, collective, kinds):
