@@ -29,3 +29,10 @@ def test_every_workload_with_published_data_is_on_the_page():
     assert trained == {
         "lenet", "cifarnet", "resnet20", "vgg16", "vgg16-dropout", "lstm-ptb"
     }  # fmt: skip
+
+
+def test_terngrad_compresses_every_layer_of_the_small_networks():
+    """The paper leaves out the last one of large networks only (section 4.2)."""
+    (line,) = [each for each in LINES if "--compressor terngrad" in each]
+    words = shlex.split(line)
+    assert words[words.index("--dense-layers") + 1] == ""

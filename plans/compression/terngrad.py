@@ -18,8 +18,8 @@ class TernGrad(EveryElement):
     """Signs and zeros with one shared scaler a tensor.
 
     ``allgather`` carries five trits a byte, ``allreduce`` sums them as int8, which
-    holds the sum of at most 127 ranks. The last layer stays dense by default, as in the
-    paper.
+    holds the sum of at most 127 ranks. The last layer stays dense by default, as the
+    paper advises for large networks (section 4.2).
     """
 
     kind: Literal["terngrad"] = "terngrad"
