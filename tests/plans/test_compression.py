@@ -25,6 +25,13 @@ from comm_plan.plans.compression.table import PAGE, methods_table, on_page
 NUMELS = (1000, 17, 3)
 
 
+def test_the_page_says_of_every_method_that_clips_that_it_does():
+    _, text = PAGE.read_text(encoding="utf-8").split("methods: end")
+    (said,) = [part for part in text.split("\n- ") if "`clip_norm`" in part]
+    clipping = {n for n, (spec, _) in METHODS.items() if hasattr(spec, "clip_norm")}
+    assert {name for name in METHODS if f"`{name}`" in said} == clipping
+
+
 def test_a_spec_that_lacks_facts_is_refused_by_name():
     with pytest.raises(TypeError, match=r"Zip lacks agreed_nbytes, .*ratio"):
 
