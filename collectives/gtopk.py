@@ -17,6 +17,8 @@ Differences from the paper
       and so with P times the learning rate.
     - Any P: the ranks beyond the largest power of two hand theirs in first, one round
       before the tree. The paper assumes a power of two.
+    - In round i every 2^(i-1)-th rank takes part, as in Fig. 3; Algorithm 3, line 5,
+      prints every i-th.
     - No barrier between rounds: a receive waits for its own partner only.
     - Equal magnitudes are decided, by the lower index.
 """

@@ -9,6 +9,9 @@ It is :mod:`comm_plan.compressors.topk` on the bucket's tensors laid end to end,
 one k for all. Selection has to wait for the last gradient, so it happens in
 :meth:`~ModelTopKCompressor.encode` and overlaps with nothing of its own bucket. Tensors
 with small gradients send little or nothing until their residuals have grown.
+
+Differences from the papers: those of top-k by tensor, but that ``clip_norm`` is for the
+bucket's gradient.
 """
 
 from __future__ import annotations

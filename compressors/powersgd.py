@@ -27,7 +27,9 @@ The residual is each rank's own and the factors are equal on all of them. Both a
 by tensor. They start from standard normal numbers that are a function of its name.
 
 Differences from the paper: one factor a step instead of both in two rounds (its
-Algorithm 1), which halves the bytes too; residuals by tensor, not by bucket.
+Algorithm 1), which halves the bytes too; on CPUs QR for Gram-Schmidt; matrices for
+which it would not pay are sent as they are; momentum, which its Algorithm 2 applies to
+the mean, is the optimizer's.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ to at most that norm before it is accumulated; with momentum correction
 (:mod:`~comm_plan.compressors.momentum`) it is the velocity that is.
 
 Differences from the papers: the gradient is sparsified, not the gradient times the
-learning rate, so that any optimizer and schedule applies its own. ``clip_norm`` is for
-a tensor on a rank, as given; DGC takes a norm of the whole model over sqrt(P).
+learning rate, so that any optimizer and schedule applies its own. Selection is exact;
+LAGS samples a threshold. ``clip_norm`` is for a tensor on a rank, as given; DGC takes a
+norm of the whole model over sqrt(P).
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ The largest ratio is exact up to the resolutions of both searches. The others ar
 low as they can be one at a time, given which tensors are dense.
 
 Differences from the paper: Eq. 19 lets a layer hide behind the one layer that
-follows only; :mod:`comm_plan.planner.lags_literal` is that rule.
+follows only; :mod:`comm_plan.planner.lags_literal` is that rule. The paper merges by
+filling a buffer; here messages are merged exactly.
 """
 
 from __future__ import annotations
