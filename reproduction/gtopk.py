@@ -67,7 +67,8 @@ def times_over_sizes() -> Section:
         rows.append((units.nbytes(nbytes), *map(units.seconds, seconds)))
     return Section(
         "Fig. 9, right: time over size, 32 workers, density 0.001",
-        "The larger the message, the further gTop-k is ahead, as printed.",
+        "The larger the message, the further gTop-k is ahead, as printed. (32 workers "
+        "are those of the caption; the text says 64.)",
         table(("", *METHODS), rows),
     )
 
