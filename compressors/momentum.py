@@ -14,9 +14,11 @@ had waited, u is set to zero too (factor masking): its momentum is stale.
 
 Differences from the paper: it masks all that was sent. The velocity of what had not
 waited is not stale and goes on, so that a tensor of which everything is sent gets the
-step of ``torch.optim.SGD``. Strom and the hybrid, which send a part of an element and
-keep the rest, mask nothing: momentum would never build up. VGC, whose criterion is made
-for gradients, has momentum after the mean; before it, it would send many more elements.
+step of ``torch.optim.SGD``. What gTop-k's tree or SparDL drops on the way counts as
+sent: it waits in a residual again, but its velocity begins anew. Strom and the hybrid,
+which send a part of an element and keep the rest, mask nothing: momentum would never
+build up. VGC, whose criterion is made for gradients, has momentum after the mean;
+before it, it would send many more elements.
 """
 
 from __future__ import annotations

@@ -7,16 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_plan.collectives.gtopk import aggregate
 from comm_plan.compressors import build, topk_at_once
 from comm_plan.compressors.base import Context, Slot
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.compressors.topk import TopKCompressor
 from comm_plan.compressors.topk_at_once import TopKAtOnce, runs_of
 from comm_plan.plans.compression import TopK, selected, spec_class
+from comm_plan.tests.support.harness import run_ranks
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu_too")
 
 NUMELS = (40, 1, 9)
+CPU = torch.device("cpu")
 
 
 def topk(world_size=1, rank=0, collective="allgather", numels=NUMELS, **options):
@@ -206,6 +209,22 @@ def test_masks_clear_residual_and_velocity_of_what_had_waited(kind, nesterov):
     assert sent(1.0, 0.0) == [first]
     second = 1.0 if nesterov else 2.0
     assert (state("residual"), state("velocity")) == ([0.0, second], [0.0, 2.0])
+
+
+def test_what_the_tree_drops_waits_again_and_its_velocity_begins_anew():
+    slots = [Slot("t", 2)]
+
+    def left(transport):
+        mine = torch.tensor([[1.0, 0.0], [0.0, 3.0]][transport.rank])
+        context = Context(2, transport.rank, CPU, momentum_of=lambda _: Momentum(0.5))
+        compressor = build(TopK(density=0.5), "gtopk", slots, context)
+        for _ in range(2):
+            compressor.add(0, mine)
+            aggregate(transport, compressor)
+        return {name: of[0].tolist() for name, of in compressor.state.items()}
+
+    loser, _ = run_ranks(2, left)
+    assert loser == {"residual": [2.5, 0.0], "velocity": [0.0, 0.0]}
 
 
 def test_clip_norm_limits_what_is_accumulated():
