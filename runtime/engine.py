@@ -99,6 +99,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("comm_plan")
 
+_lasting = torch.inference_mode(False)
+"""For calls that an evaluation may make in inference mode: what they make lasts, and
+tensors of that mode could not be changed in the next step."""
+
 
 class Engine(Joinable):
     """A plan in execution for one model; made by :func:`comm_plan.parallelize`.
@@ -151,6 +155,7 @@ class Engine(Joinable):
             model is not where the transport's tensors live.
     """
 
+    @_lasting
     def __init__(
         self,
         model: nn.Module,
@@ -277,6 +282,7 @@ class Engine(Joinable):
         """The ranks; for calls that all of them make between two steps."""
         return self._transport
 
+    @_lasting
     def swap(self, plan: Plan, replan: Replan) -> None:
         """Go on by another plan; residuals and momentum move with their parameters.
 
@@ -305,6 +311,7 @@ class Engine(Joinable):
         self.load_state_dict(state)
         self.replans.append(replan)
 
+    @_lasting
     def on_reduced(self, callback: OnReduced | None) -> None:
         """Call ``callback`` with a bucket's parameters once their means are there.
 
@@ -333,6 +340,7 @@ class Engine(Joinable):
         """
         self._steps.between = callback
 
+    @_lasting
     def synchronise(self) -> None:
         """End a round of local steps now; every rank calls it after the same step.
 
@@ -376,6 +384,7 @@ class Engine(Joinable):
                 tensors.setdefault(name, {}).update(quantities)
         return tensors
 
+    @_lasting
     def state_dict(self) -> EngineState:
         """Return what an exact resume needs, with this rank's part of it.
 
@@ -407,6 +416,7 @@ class Engine(Joinable):
         """
         return gathered(self.state_dict(), self._transport, keep=keep)
 
+    @_lasting
     def load_state_dict(self, state: EngineState) -> None:
         """Take over :meth:`state_dict`, also from a run under another plan.
 
@@ -474,6 +484,7 @@ class Engine(Joinable):
         if self._steps.rounds is None:  # else no other rank waits for it
             self._steps.skip()
 
+    @_lasting
     def set_density_floor(self, density_floor: float) -> None:
         """Let sparse methods send at least this share of each tensor from now on."""
         self._steps.give_up_failed()
@@ -546,6 +557,7 @@ class Engine(Joinable):
         """
         return self._transport.process_group
 
+    @_lasting
     def shadow_step(self) -> None:
         """Take part in a step of other ranks, with gradients of zero."""
         self._buffers.shadowing = True

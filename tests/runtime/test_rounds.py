@@ -515,3 +515,34 @@ def test_a_state_that_is_loaded_is_all_that_a_round_remembers():
     assert given["weight"][OUTER_MOMENTUM].tolist() == [3.0, 3.0]
     rounds.load_state({})
     assert rounds.state() == {}
+
+
+@pytest.mark.parametrize("call", ["parallelize", "synchronise", "load_state_dict"])
+@pytest.mark.parametrize("spec", [None, TopK(density=0.1)])
+def test_what_is_made_in_inference_mode_lasts(spec, call):
+    """An evaluation calls the engine, and training goes on."""
+    collective = "allgather" if spec else "allreduce"
+
+    def parameters(mode):
+        def within(name):
+            return mode() if name == call else torch.no_grad()
+
+        model = net()
+        plan = in_rounds(model, 1, spec=spec, collective=collective, **OUTER["diloco"])
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        with within("parallelize"):
+            engine = parallelize(
+                model, plan, transport=LocalTransport(), optimizer=optimizer
+            )
+        with engine:
+            for step in range(4):
+                step_alone(model, optimizer, 0, step)
+                with within("synchronise"):
+                    engine.synchronise()
+                with within("load_state_dict"):
+                    engine.load_state_dict(deepcopy(engine.state_dict()))
+        return list(model.parameters())
+
+    assert all(
+        map(torch.equal, parameters(torch.inference_mode), parameters(torch.no_grad))
+    )
