@@ -123,7 +123,8 @@ def address_of_rank_0(ranks: Ranks, master_address: str | None = None) -> str:
 
     Args:
         ranks: a transport over all ranks.
-        master_address: torch's MASTER_ADDR, None without one; only rank 0's counts.
+        master_address: torch's MASTER_ADDR, None without one; only rank 0's counts, and
+            where it leads nowhere, not even that: the ranks have met otherwise.
 
     Returns:
         On other ranks than 0 an address that means nothing.
@@ -135,8 +136,9 @@ def address_of_rank_0(ranks: Ranks, master_address: str | None = None) -> str:
     elsewhere = [host for host in others if host != first]
     if ranks.rank > 0:
         return LOOPBACK
-    if master_address is not None:
-        return reachable_address(master_address)
+    if master_address:
+        with suppress(OSError):
+            return reachable_address(master_address)
     return _address_towards(elsewhere[0]) if elsewhere else LOOPBACK
 
 

@@ -89,6 +89,12 @@ def test_master_addr_counts_before_the_names_of_hosts(ways):
     assert address_of_rank_0(Hosts("a", "b"), "m") == "to m"
 
 
+@pytest.mark.parametrize("left", ["", "m.invalid"])
+def test_a_master_addr_that_another_program_has_left_does_not_count(left):
+    """The ranks met by a file, say, of which DDP asks no more either."""
+    assert address_of_rank_0(Hosts("a", "a"), left) == LOOPBACK
+
+
 def test_a_host_that_rank_0_does_not_know_is_named():
     with pytest.raises(PeerError, match=r"knows no way to the host b\.invalid"):
         address_of_rank_0(Hosts("a", "b.invalid"))
