@@ -143,6 +143,10 @@ def attach(
         get_gradient_edge(p) for p in places if p.is_cuda and p.requires_grad
     ]
     attached.callback(accumulators.clear)
+    # While it has one of these, PyTorch swaps no parameter with a tensor that has no
+    # hook, as a conversion of the model may be set to do.
+    kept_in_place = [weakref.ref(parameter) for parameter in places]
+    attached.callback(kept_in_place.clear)
     for parameter, place in places.items():
         handle = parameter.register_post_accumulate_grad_hook(
             _uncompiled(_OnGradient)(weakref.ref(hooks), place)

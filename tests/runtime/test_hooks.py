@@ -184,6 +184,21 @@ def test_an_optimizer_inside_backward_is_refused_by_name():
     engine.close()
 
 
+def test_a_parameter_is_not_swapped_with_one_that_has_no_hook():
+    model = net()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with parallelize(model, plan_for(model, 1), transport=LocalTransport()):
+            with pytest.raises(RuntimeError, match="Couldn't swap"):
+                model.double()
+            model(torch.ones(2, FEATURES)).sum().backward()
+        model.zero_grad()
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
 def test_a_hook_that_takes_gradients_away_is_refused_by_name():
     """As of those who update by hand in backward, to save memory."""
 
