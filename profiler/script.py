@@ -135,7 +135,7 @@ class profile:
         self._ranks = transport
         check_same_model(self._ranks.gather_objects(model_fingerprint(model)))
         self._model = model
-        self._output = output
+        self._output = None if output is None else Path(output).absolute()
         self._batch_size = batch_size
         self._compressors = compressors
         keep_memory(self._device)

@@ -88,7 +88,7 @@ class record:
             )
         if output is not None:
             check_writable(Path(output))
-        self._output = output
+        self._output = None if output is None else Path(output).absolute()
         self._name = name or type(model).__name__
         self._own = frozenset(model.parameters())
         self._optimizer: torch.optim.Optimizer | None = None

@@ -89,6 +89,18 @@ def test_times_are_those_of_the_loop(repeats, tmp_path, clock):
     assert profile.model.name == "Slow"
 
 
+def test_the_file_is_where_it_was_named_though_the_loop_goes_elsewhere(
+    tmp_path, monkeypatch, clock
+):
+    monkeypatch.chdir(tmp_path)
+    model = Slow()
+    with comm_plan.profile(model, "profile.json", compressors=()) as watched:
+        steps(model, 20)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+    assert Profile.load(tmp_path / "profile.json") == watched.profile
+
+
 def test_only_the_last_backward_of_an_accumulated_step_is_backward(clock):
     model = Slow()
     with comm_plan.profile(model, compressors=()) as watched:

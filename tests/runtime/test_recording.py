@@ -304,3 +304,15 @@ def test_what_averages_nothing_is_refused():
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
     with alone() as (engine, _), pytest.raises(InputError, match="absent"):
         comm_plan.record(engine, tmp_path / "absent" / "run.json")
+
+
+def test_the_file_is_where_it_was_named_though_the_loop_goes_elsewhere(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with alone() as (engine, own), comm_plan.record(engine, "run.json") as run:
+        own.step()
+        own.step()
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+    assert RunRecord.load(tmp_path / "run.json") == run.record
