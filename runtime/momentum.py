@@ -27,7 +27,7 @@ from torch import nn
 
 from comm_plan.compressors.momentum import Momentum
 from comm_plan.errors import InputError, RunError
-from comm_plan.runtime.hooks import updates
+from comm_plan.runtime.hooks import copyable, updates
 
 REPLACED: dict[str, Any] = {"momentum": 0, "weight_decay": 0, "nesterov": False}
 """What groups have while the optimizer steps."""
@@ -77,8 +77,8 @@ class TakenMomentum:
         self._replaced: list[dict[str, Any]] = []
         self._change: ChangeOfSides | None = None
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(copyable(self._before_step)),
+            optimizer.register_step_post_hook(copyable(self._after_step)),
         ]
 
     def of(self, parameter: nn.Parameter) -> Momentum:

@@ -27,6 +27,7 @@ from torch import nn
 from comm_plan.errors import InputError, RunError
 from comm_plan.plans import LocalSteps, Plan
 from comm_plan.plans.compression import OUTER_MOMENTUM
+from comm_plan.runtime.hooks import copyable
 from comm_plan.runtime.state import Remembered
 
 _BUFFER = "momentum_buffer"
@@ -89,8 +90,8 @@ class Rounds:
                 at_end()
 
         hooks = (
-            self._optimizer.register_step_pre_hook(begin),
-            self._optimizer.register_step_post_hook(count),
+            self._optimizer.register_step_pre_hook(copyable(begin)),
+            self._optimizer.register_step_post_hook(copyable(count)),
         )
         try:
             yield

@@ -10,6 +10,7 @@ from torch import nn
 
 import comm_plan
 from comm_plan.errors import MismatchError, RunError
+from comm_plan.plans import LocalSteps, TopK
 from comm_plan.tests.runtime.trainings import FEATURES, net, plan_for
 from comm_plan.transports.local import LocalTransport
 
@@ -28,6 +29,8 @@ def afresh():
 
 
 WIDTH, BATCH = 512, 128
+IN_ROUNDS = {"local_steps": LocalSteps(every=2)}
+CORRECTED = {"momentum_correction": True}
 
 
 def blocks(number=3, width=FEATURES):
@@ -212,25 +215,33 @@ def test_a_compiled_backward_is_refused_by_name():
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
-def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook():
+@pytest.mark.parametrize(
+    "changes", [{}, IN_ROUNDS, CORRECTED], ids=["plain", "in rounds", "corrected"]
+)
+def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook(changes):
     """Threads share what its guards would hold on to."""
     from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
     reached = []
     for compiled in (False, True):
         model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(x, model=model, optimizer=optimizer):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
 
-        plan = plan_for(model, 1)
-        with comm_plan.parallelize(model, plan, transport=LocalTransport()):
+        plan = plan_for(model, 1, TopK(density=0.1), "gtopk").model_copy(update=changes)
+        with comm_plan.parallelize(
+            model,
+            plan,
+            transport=LocalTransport(),
+            optimizer=optimizer if changes else None,
+        ):
             clear_compilation_metrics()
             run = torch.compile(step, backend="eager") if compiled else step
-            for seed in range(3):
+            for seed in range(4):
                 run(
                     torch.randn(
                         4, FEATURES, generator=torch.Generator().manual_seed(seed)
