@@ -35,7 +35,7 @@ from typing_extensions import Self
 from comm_plan.errors import InputError
 from comm_plan.plans import RunRecord, check_writable
 from comm_plan.runtime.engine import Engine
-from comm_plan.runtime.hooks import updates
+from comm_plan.runtime.hooks import copyable, updates
 from comm_plan.runtime.record import EngineRecorder, Recorder
 from comm_plan.transports.base import Transport
 from comm_plan.transports.connect import current_transport
@@ -98,7 +98,8 @@ class record:
         """Hook all optimizers."""
         with ExitStack() as opened:
             opened.enter_context(self._recorder.counting_traffic())
-            opened.callback(register_optimizer_step_post_hook(self._on_update).remove)
+            on_update = copyable(self._on_update)
+            opened.callback(register_optimizer_step_post_hook(on_update).remove)
             self._watching = opened.pop_all()
         self._begun_s = time.perf_counter()
         return self

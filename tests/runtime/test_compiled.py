@@ -233,11 +233,14 @@ def test_a_compiled_step_is_that_of_the_loop_and_looks_into_no_hook(changes):
             optimizer.step()
 
         plan = plan_for(model, 1, TopK(density=0.1), "gtopk").model_copy(update=changes)
-        with comm_plan.parallelize(
-            model,
-            plan,
-            transport=LocalTransport(),
-            optimizer=optimizer if changes else None,
+        with (
+            comm_plan.parallelize(
+                model,
+                plan,
+                transport=LocalTransport(),
+                optimizer=optimizer if changes else None,
+            ) as engine,
+            comm_plan.record(engine),
         ):
             clear_compilation_metrics()
             run = torch.compile(step, backend="eager") if compiled else step
