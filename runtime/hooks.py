@@ -259,7 +259,7 @@ def _uncompiled(kind: type[Any]) -> type[Any]:
 
 
 def copyable(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return ``hook`` for a model whose copies are to have none."""
+    """Return ``hook`` for what has copies that are to have none; never compiled."""
     hidden: Callable[..., None] = _uncompiled(_Copyable)(hook)
     return hidden
 
