@@ -247,7 +247,7 @@ class EngineRecorder(Recorder):
             "iteration": _summary(_rounds(means_s, plan)),
             "predicted_iteration_s": predicted and predicted.iteration_s,
             "predicted_error_s": predicted and predicted.error_s,
-            "traffic": self._traffic(),
+            "traffic": self._traffic(own_steps=self.steps - len(means_s)),
             "timing": median_timing(_warm(list(self._step_seconds))),
             "predicted_timing": last and last.timing,
             "replans": tuple(self._engine.replans),
@@ -259,7 +259,8 @@ class EngineRecorder(Recorder):
         here = self._engine.transport.emulated_link
         return plan.predicted if plan.emulated_link == here else None
 
-    def _traffic(self) -> Traffic | None:
+    def _traffic(self, own_steps: int) -> Traffic | None:
+        """Return what was sent; the last ``own_steps`` only this rank made."""
         steps = len(self._steps_nbytes)
         if not steps:
             return None
@@ -272,7 +273,7 @@ class EngineRecorder(Recorder):
             dense_nbytes=dense,
             message_nbytes=message,
             compression_ratio=dense / message if message else 1.0,
-            steps_nbytes=tuple(self._steps_nbytes),
+            steps_nbytes=tuple(self._steps_nbytes[: steps - own_steps]),
         )
 
 

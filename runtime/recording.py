@@ -114,12 +114,13 @@ class record:
         self._watching.close()
         if error is not None:
             return
-        if not min(self._ranks.gather_objects(self._recorder.steps)):
+        steps = min(self._ranks.gather_objects(self._recorder.steps))
+        if not steps:
             raise InputError(
                 "record: no optimizer has updated the model in the block: train in it"
             )
         self.record = self._recorder.record(
-            self._ranks, workload=self._name, steps=self._recorder.steps
+            self._ranks, workload=self._name, steps=steps
         )
         if self._output is not None and self._ranks.rank == 0:
             self.record.save(self._output)

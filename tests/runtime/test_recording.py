@@ -272,6 +272,28 @@ def test_of_ranks_that_made_more_steps_the_first_ones_count():
         assert record.losses == (0.0, 1.0, 2.0)
 
 
+def test_a_loop_that_is_longer_on_a_rank_has_the_steps_of_all():
+    """Else its losses would be taken for those of a run that was resumed."""
+
+    def rank(transport):
+        model = net()
+        own = training(model)
+        plan = plan_for(model, RANKS)
+        with (
+            comm_plan.parallelize(model, plan, transport=transport) as engine,
+            comm_plan.record(engine) as run,
+        ):
+            for _ in range(STEPS):
+                run.loss(own.step())
+            if transport.rank == 0:  # which the others shadow, in a block of Join
+                run._recorder.add_step(1.0)
+        return run.record
+
+    for record in run_ranks(RANKS, rank):
+        assert record.steps == len(record.iterations_s) == STEPS
+        assert len(record.losses) == len(record.traffic.steps_nbytes) == STEPS
+
+
 def test_a_block_that_fails_writes_nothing_and_leaves_no_hook(tmp_path):
     path = tmp_path / "run.json"
     with alone() as (engine, own):
