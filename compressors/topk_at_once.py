@@ -138,7 +138,7 @@ class TopKAtOnce(TopKCompressor):
         values, chosen = run.stretches.take(run.whole[RESIDUAL])
         if VELOCITY in run.whole:
             mask(run.whole[VELOCITY], run.whole[STEP], values, chosen)
-        start = sum(self._ks[: run.slots.start])
+        start = self._segments[run.slots.start].start
         for sent, own in zip(
             self._sent, (values, run.stretches.within(chosen)), strict=True
         ):

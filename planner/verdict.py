@@ -109,8 +109,8 @@ def _nothing(
     costed: bool,
 ) -> str:
     """Return why there is nothing to gain, or what was not tried."""
+    exposed = units.percent(_share(today.exposed_s, today.iteration_s))
     if today.exposed_s <= WORTHWHILE * today.iteration_s:
-        exposed = units.percent(_share(today.exposed_s, today.iteration_s))
         return (
             f"nothing to gain: {instead_of} leave only {exposed} of the iteration "
             "exposed"
@@ -124,7 +124,6 @@ def _nothing(
     )
     if any(not (row.is_plain and SOLVERS[row.solver].is_baseline) for row in rows):
         return f"nothing to gain: {text}"
-    exposed = units.percent(_share(today.exposed_s, today.iteration_s))
     how = f": try --solver {CHOOSING}" if costed else ", but the profile costs none"
     return (
         f"merging gains nothing: {text}; {exposed} of the iteration is exposed, which "
